@@ -1,0 +1,141 @@
+"""The messages between the engine and whoever uses it, in process or over a socket (msgpack)."""
+
+import msgspec
+
+from localpaged.engine.sampling_params import SamplingParams
+
+
+class TokenLogprob(msgspec.Struct, array_like=True):
+    """One token's log-probability. rank 1 is the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class PositionLogprobs(msgspec.Struct, array_like=True):
+    """The token at one position and the likeliest alternatives there, best first."""
+
+    chosen: TokenLogprob
+    top: list[TokenLogprob]
+
+
+class Generate(msgspec.Struct, tag=True, kw_only=True):
+    """Ask for the candidates of one prompt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+
+
+class Cancel(msgspec.Struct, tag=True):
+    """End a request, or one of its candidates, within one step."""
+
+    request_id: str
+    index: int | None = None
+
+
+class AskStats(msgspec.Struct, tag=True):
+    """Ask for the pool's audit."""
+
+    call_id: int
+
+
+class Shutdown(msgspec.Struct, tag=True):
+    """End the engine process."""
+
+
+Command = Generate | Cancel | AskStats | Shutdown
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """What runs, as logged at start and shown to people. Sizes in tokens, blocks and bytes."""
+
+    name: str
+    architecture: str
+    dtype: str
+    device: str
+    block_size: int
+    num_blocks: int
+    bytes_per_block: int
+    max_model_len: int
+    longest_request: int
+    weight_bytes: int
+    load_s: float
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The model is loaded and requests are taken."""
+
+    info: ModelInfo
+
+
+class StartFailed(msgspec.Struct, tag=True):
+    """The model could not be loaded; the process ends."""
+
+    message: str
+
+
+class Admitted(msgspec.Struct, tag=True, kw_only=True):
+    """The scheduler has taken the request. num_cached_tokens of the prompt need no computing."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class Prefilled(msgspec.Struct, tag=True, kw_only=True):
+    """So many of the prompt's tokens have their KV."""
+
+    request_id: str
+    num_computed_tokens: int
+    num_prompt_tokens: int
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+
+
+class Delta(msgspec.Struct, tag=True, kw_only=True):
+    """What one candidate gained: text that is final, the token ids behind it, and its end if it has come.
+
+    finish_reason: "stop", "length", "cancelled" or "error". Text may lag behind token ids while it could
+    still turn into a stop string or half a character; the last Delta of a candidate carries the rest.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None = None
+    cumulative_logprob: float = 0.0
+    num_shared_blocks: int = 0
+    num_own_blocks: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class Finished(msgspec.Struct, tag=True, kw_only=True):
+    """Every candidate has ended and every block that no cache keeps is free."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+
+
+class Failed(msgspec.Struct, tag=True, kw_only=True):
+    """The request ended with an error; code is that of the class in errors.py."""
+
+    request_id: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Stats(msgspec.Struct, tag=True):
+    """The pool's audit and the scheduler's counters."""
+
+    call_id: int
+    values: dict[str, int | float | str | bool]
+
+
+Event = Admitted | Prefilled | Delta | Finished | Failed
+Reply = Ready | StartFailed | Stats | Event
