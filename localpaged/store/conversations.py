@@ -1,0 +1,367 @@
+"""Conversations as trees of messages. Knows SQLite's tables; nothing of models, engines or HTTP."""
+
+import json
+import time
+from typing import Any
+
+import msgspec
+
+from localpaged.errors import InvalidRequestError
+from localpaged.store.database import Database
+from localpaged.store.message import (
+    Branch,
+    Conversation,
+    Message,
+    Role,
+    SearchHit,
+    State,
+    Timings,
+    Turn,
+    pack_token_ids,
+    unpack_token_ids,
+)
+
+_UPDATABLE = {"title", "system_prompt", "settings", "pinned"}
+
+
+class Conversations:
+    """Every method is one transaction. Raises StoreError for the file, InvalidRequestError for ids."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    # Conversations
+
+    def create(
+        self, title: str = "", system_prompt: str = "", settings: dict[str, Any] | None = None
+    ) -> Conversation:
+        now = time.time()
+        with self._db.transaction() as connection:
+            cursor = connection.execute(
+                "INSERT INTO conversations (title, system_prompt, settings, created, updated)"
+                " VALUES (?, ?, ?, ?, ?)",
+                (title, system_prompt, json.dumps(settings or {}), now, now),
+            )
+        assert cursor.lastrowid is not None
+        return self.get(cursor.lastrowid)
+
+    def get(self, conversation_id: int) -> Conversation:
+        rows = self._db.rows(
+            "SELECT * FROM conversations WHERE id = ? AND deleted IS NULL", [conversation_id]
+        )
+        if not rows:
+            raise InvalidRequestError(
+                f"There is no conversation {conversation_id}. It was deleted, or the address is wrong.",
+                "conversation",
+            )
+        return _conversation(rows[0])
+
+    def search(self, query: str = "", limit: int = 500) -> list[SearchHit]:
+        """The pinned ones first, then the latest used; with a query those whose title or text match."""
+        match = _fts_query(query)
+        if match is None:
+            rows = self._db.rows(
+                "SELECT * FROM conversations WHERE deleted IS NULL"
+                " ORDER BY pinned DESC, updated DESC, id DESC LIMIT ?",
+                [limit],
+            )
+            return [SearchHit(conversation=_conversation(row)) for row in rows]
+        rows = self._db.rows(
+            """
+            WITH hits AS (
+                SELECT rowid AS conversation, 0 AS source, 0 AS message,
+                       snippet(conversations_fts, 0, char(2), char(3), '…', 16) AS snippet
+                FROM conversations_fts WHERE conversations_fts MATCH :match
+                UNION ALL
+                SELECT messages.conversation, 1, messages.id,
+                       snippet(messages_fts, 0, char(2), char(3), '…', 16)
+                FROM messages_fts JOIN messages ON messages.id = messages_fts.rowid
+                WHERE messages_fts MATCH :match
+            ), best AS (
+                SELECT *, row_number() OVER (
+                    PARTITION BY conversation ORDER BY source DESC, message DESC
+                ) AS place FROM hits
+            )
+            SELECT conversations.*, best.snippet FROM best
+            JOIN conversations ON conversations.id = best.conversation
+            WHERE place = 1 AND deleted IS NULL
+            ORDER BY pinned DESC, updated DESC, conversations.id DESC LIMIT :limit
+            """,
+            {"match": match, "limit": limit},
+        )
+        return [SearchHit(conversation=_conversation(row), snippet=row["snippet"]) for row in rows]
+
+    def count(self) -> int:
+        rows = self._db.rows("SELECT count(*) AS n FROM conversations WHERE deleted IS NULL")
+        return int(rows[0]["n"])
+
+    def update(self, conversation_id: int, **fields: Any) -> Conversation:
+        """Change title, system_prompt, settings or pinned."""
+        unknown = fields.keys() - _UPDATABLE
+        assert not unknown, unknown
+        self.get(conversation_id)
+        if "settings" in fields:
+            fields["settings"] = json.dumps(fields["settings"])
+        if fields:
+            assignments = ", ".join(f"{name} = ?" for name in fields)
+            with self._db.transaction() as connection:
+                connection.execute(
+                    f"UPDATE conversations SET {assignments} WHERE id = ?",
+                    (*fields.values(), conversation_id),
+                )
+        return self.get(conversation_id)
+
+    def delete(self, conversation_id: int) -> None:
+        """Hide a conversation; restore() brings it back until purge_deleted() drops it."""
+        self.get(conversation_id)
+        with self._db.transaction() as connection:
+            connection.execute(
+                "UPDATE conversations SET deleted = ? WHERE id = ?", (time.time(), conversation_id)
+            )
+
+    def restore(self, conversation_id: int) -> Conversation:
+        with self._db.transaction() as connection:
+            connection.execute("UPDATE conversations SET deleted = NULL WHERE id = ?", (conversation_id,))
+        return self.get(conversation_id)
+
+    def purge_deleted(self, older_than_s: float = 0.0) -> int:
+        """Drop deleted conversations for good; the number dropped."""
+        with self._db.transaction() as connection:
+            return connection.execute(
+                "DELETE FROM conversations WHERE deleted <= ?", (time.time() - older_than_s,)
+            ).rowcount
+
+    # Messages
+
+    def message(self, message_id: int) -> Message:
+        rows = self._db.rows(
+            "SELECT messages.* FROM messages JOIN conversations ON conversations.id = conversation"
+            " WHERE messages.id = ? AND deleted IS NULL",
+            [message_id],
+        )
+        if not rows:
+            raise InvalidRequestError(
+                f"There is no message {message_id}. It was deleted, or the address is wrong.", "message"
+            )
+        return _message(rows[0])
+
+    def add_user_message(self, conversation_id: int, parent: int | None, text: str) -> Message:
+        """Add a user message under an answer, or as a root, and show it."""
+        self.get(conversation_id)
+        if parent is not None and self.message(parent).conversation != conversation_id:
+            raise InvalidRequestError(
+                f"Message {parent} is not part of conversation {conversation_id}.", "parent"
+            )
+        with self._db.transaction() as connection:
+            message_id = _insert(connection, conversation_id, parent, "user", text, "complete")
+            _choose(connection, conversation_id, parent, message_id)
+        return self.message(message_id)
+
+    def add_candidates(
+        self, parent: int, count: int, model: str | None, sampling: dict[str, Any]
+    ) -> list[Message]:
+        """Add running, empty answers under a user message.
+
+        A single one is shown at once; among several nothing is chosen, so that the choice is open.
+        Earlier answers that failed before their first word are dropped.
+        """
+        user = self.message(parent)
+        with self._db.transaction() as connection:
+            connection.execute(
+                "DELETE FROM messages WHERE parent = ? AND text = '' AND state IN ('error', 'interrupted')",
+                (parent,),
+            )
+            ids = [
+                _insert(
+                    connection,
+                    user.conversation,
+                    parent,
+                    "assistant",
+                    "",
+                    "running",
+                    candidate=index,
+                    model=model,
+                    sampling=json.dumps(sampling),
+                )
+                for index in range(count)
+            ]
+            _choose(connection, user.conversation, parent, ids[0] if count == 1 else None)
+        return [self.message(message_id) for message_id in ids]
+
+    def save_messages(self, messages: list[Message]) -> None:
+        """Write text, token ids, state and figures of messages that exist. All or none."""
+        with self._db.transaction() as connection:
+            for message in messages:
+                timings = msgspec.json.encode(message.timings).decode() if message.timings else None
+                connection.execute(
+                    "UPDATE messages SET text = ?, token_ids = ?, num_kept_tokens = ?, state = ?,"
+                    " finish_reason = ?, error = ?, timings = ? WHERE id = ?",
+                    (
+                        message.text,
+                        pack_token_ids(message.token_ids),
+                        message.num_kept_tokens,
+                        message.state,
+                        message.finish_reason,
+                        message.error,
+                        timings,
+                        message.id,
+                    ),
+                )
+
+    def choose(self, message_id: int) -> Message:
+        """Show a message among its siblings; what follows it is shown as it was last."""
+        message = self.message(message_id)
+        with self._db.transaction() as connection:
+            _choose(connection, message.conversation, message.parent, message_id)
+        return message
+
+    def reopen_choice(self, message_id: int) -> Message:
+        """Forget which answer to a user message was chosen; all of them stay."""
+        message = self.message(message_id)
+        if message.role != "user":
+            raise InvalidRequestError("Only the answers to a user message can be chosen among.", "message")
+        with self._db.transaction() as connection:
+            _choose(connection, message.conversation, message_id, None)
+        return message
+
+    def delete_messages(self, message_ids: list[int]) -> None:
+        """Drop messages and everything under them; where one was shown its latest sibling is."""
+        for message_id in message_ids:
+            message = self.message(message_id)
+            with self._db.transaction() as connection:
+                connection.execute("DELETE FROM messages WHERE id = ?", (message_id,))
+                if message.parent is None:
+                    connection.execute(
+                        "UPDATE conversations SET chosen_root = coalesce(chosen_root,"
+                        " (SELECT max(id) FROM messages WHERE conversation = ?1 AND parent IS NULL))"
+                        " WHERE id = ?1",
+                        (message.conversation,),
+                    )
+
+    def interrupt_running(self) -> int:
+        """Mark what runs as interrupted, with the text it has; the number marked."""
+        with self._db.transaction() as connection:
+            return connection.execute(
+                "UPDATE messages SET state = 'interrupted' WHERE state = 'running'"
+            ).rowcount
+
+    # Branches
+
+    def path_to(self, message_id: int | None) -> list[Message]:
+        """The messages from the root to this one. Empty for None."""
+        if message_id is None:
+            return []
+        rows = self._db.rows(
+            "WITH RECURSIVE path AS ("
+            " SELECT messages.*, 0 AS height FROM messages WHERE id = ?"
+            " UNION ALL SELECT messages.*, height + 1 FROM messages JOIN path ON messages.id = path.parent"
+            ") SELECT * FROM path ORDER BY height DESC",
+            [message_id],
+        )
+        return [_message(row) for row in rows]
+
+    def branch(self, conversation_id: int, limit: int | None = None, before: int | None = None) -> Branch:
+        """What a conversation shows: the last `limit` messages of its branch, or those before a message.
+
+        The choice at each fork is followed. Without one, an only child and the latest of several
+        user messages are taken; at several answers the branch ends and they are open_candidates.
+        """
+        self.get(conversation_id)
+        rows = self._db.rows(
+            "SELECT id, parent, role, state, chosen_child FROM messages WHERE conversation = ? ORDER BY id",
+            [conversation_id],
+        )
+        chosen_root = self.get(conversation_id).chosen_root
+        children: dict[int | None, list[dict[str, Any]]] = {}
+        for row in rows:
+            children.setdefault(row["parent"], []).append(row)
+        path: list[tuple[int, list[int]]] = []
+        open_ids: list[int] = []
+        parent: int | None = None
+        choice = chosen_root
+        while siblings := children.get(parent, []):
+            ids: list[int] = [row["id"] for row in siblings]
+            if choice is None or choice not in ids:
+                if siblings[-1]["role"] == "assistant" and len(ids) > 1:
+                    open_ids = ids
+                    break
+                choice = ids[-1]
+            path.append((choice, ids))
+            parent = choice
+            choice = siblings[ids.index(choice)]["chosen_child"]
+        if before is not None:
+            places = [place for place, (message_id, _) in enumerate(path) if message_id == before]
+            path, open_ids = path[: places[0]] if places else [], []
+        num_earlier = max(0, len(path) - limit) if limit is not None else 0
+        path = path[num_earlier:]
+        messages = self._messages([message_id for message_id, _ in path] + open_ids)
+        return Branch(
+            turns=[Turn(message=messages[message_id], sibling_ids=ids) for message_id, ids in path],
+            open_candidates=[messages[message_id] for message_id in open_ids],
+            num_earlier=num_earlier,
+        )
+
+    def _messages(self, ids: list[int]) -> dict[int, Message]:
+        rows = self._db.rows(
+            "SELECT * FROM messages WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)]
+        )
+        return {row["id"]: _message(row) for row in rows}
+
+
+def _insert(
+    connection: Any, conversation: int, parent: int | None, role: Role, text: str, state: State, **more: Any
+) -> int:
+    now = time.time()
+    row = {"conversation": conversation, "parent": parent, "role": role, "text": text, "state": state}
+    row |= {"created": now} | more
+    names, marks = ", ".join(row), ", ".join("?" * len(row))
+    cursor = connection.execute(f"INSERT INTO messages ({names}) VALUES ({marks})", tuple(row.values()))
+    connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (now, conversation))
+    return int(cursor.lastrowid)
+
+
+def _choose(connection: Any, conversation: int, parent: int | None, child: int | None) -> None:
+    if parent is None:
+        connection.execute("UPDATE conversations SET chosen_root = ? WHERE id = ?", (child, conversation))
+    else:
+        connection.execute("UPDATE messages SET chosen_child = ? WHERE id = ?", (child, parent))
+
+
+def _fts_query(query: str) -> str | None:
+    """Each word as a quoted term, the last one as a prefix. None when there is no word."""
+    words = ['"' + word.replace('"', '""') + '"' for word in query.split() if any(map(str.isalnum, word))]
+    return " ".join(words) + "*" if words else None
+
+
+def _conversation(row: dict[str, Any]) -> Conversation:
+    return Conversation(
+        id=row["id"],
+        title=row["title"],
+        system_prompt=row["system_prompt"],
+        settings=json.loads(row["settings"]),
+        pinned=bool(row["pinned"]),
+        chosen_root=row["chosen_root"],
+        created=row["created"],
+        updated=row["updated"],
+    )
+
+
+def _message(row: dict[str, Any]) -> Message:
+    return Message(
+        id=row["id"],
+        conversation=row["conversation"],
+        parent=row["parent"],
+        role=row["role"],
+        text=row["text"],
+        state=row["state"],
+        token_ids=unpack_token_ids(row["token_ids"]),
+        num_kept_tokens=row["num_kept_tokens"],
+        candidate=row["candidate"],
+        chosen_child=row["chosen_child"],
+        model=row["model"],
+        sampling=json.loads(row["sampling"]) if row["sampling"] else None,
+        finish_reason=row["finish_reason"],
+        error=row["error"],
+        timings=msgspec.json.decode(row["timings"], type=Timings) if row["timings"] else None,
+        created=row["created"],
+    )

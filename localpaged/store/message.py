@@ -1,0 +1,98 @@
+"""What the store holds: a conversation and its messages, as plain values."""
+
+import sys
+from array import array
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["user", "assistant"]
+State = Literal["complete", "running", "interrupted", "error"]
+
+
+class Timings(msgspec.Struct, kw_only=True):
+    """How an answer came to be. Seconds, tokens a second, tokens, blocks."""
+
+    ttft_s: float | None = None
+    tokens_per_s: float | None = None
+    num_tokens: int = 0
+    num_cached_tokens: int | None = None
+    num_computed_tokens: int | None = None
+    num_shared_blocks: int = 0
+    num_own_blocks: int = 0
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One node of a conversation's tree.
+
+    token_ids is the exact span the message added to its branch; the branch's ids are
+    those before it cut to num_kept_tokens (None: all of them), then token_ids.
+    """
+
+    id: int
+    conversation: int
+    parent: int | None
+    role: Role
+    text: str
+    state: State = "complete"
+    token_ids: list[int] = []
+    num_kept_tokens: int | None = None
+    candidate: int | None = None
+    chosen_child: int | None = None
+    model: str | None = None
+    sampling: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    timings: Timings | None = None
+    created: float = 0.0
+
+
+class Conversation(msgspec.Struct, kw_only=True):
+    """A conversation without its messages. An empty title means that none was given yet."""
+
+    id: int
+    title: str = ""
+    system_prompt: str = ""
+    settings: dict[str, Any] = {}
+    pinned: bool = False
+    chosen_root: int | None = None
+    created: float = 0.0
+    updated: float = 0.0
+
+
+class SearchHit(msgspec.Struct, kw_only=True):
+    """A conversation in the list; snippet marks what matched with U+0002 and U+0003."""
+
+    conversation: Conversation
+    snippet: str | None = None
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """A message on the shown branch, and the ids of all that share its parent, itself too, oldest first."""
+
+    message: Message
+    sibling_ids: list[int]
+
+
+class Branch(msgspec.Struct, kw_only=True):
+    """The shown path of a conversation; open_candidates are answers among which none is chosen yet."""
+
+    turns: list[Turn]
+    open_candidates: list[Message]
+    num_earlier: int = 0
+
+
+def pack_token_ids(token_ids: list[int]) -> bytes:
+    """Little-endian, four bytes a token."""
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_token_ids(blob: bytes) -> list[int]:
+    packed = array("I")
+    packed.frombytes(blob)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tolist()
