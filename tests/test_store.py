@@ -133,6 +133,15 @@ def test_regenerating_reopens_the_choice_and_drops_only_answers_that_failed_empt
     assert [message.id for message in chats.branch(conversation.id).open_candidates] == [partial.id, *new]
 
 
+def test_sending_from_a_hidden_branch_shows_that_branch(chats: Conversations) -> None:
+    conversation = chats.create()
+    user = chats.add_user_message(conversation.id, None, "Hello")
+    first, second = answered(chats, user.id, 2)
+    chats.choose(second)
+    sent = chats.add_user_message(conversation.id, first, "Go on")
+    assert shown(chats, conversation.id) == [user.id, first, sent.id]
+
+
 def test_reopening_a_choice_keeps_all_answers(chats: Conversations) -> None:
     conversation = chats.create()
     user = chats.add_user_message(conversation.id, None, "Hello")
@@ -252,11 +261,12 @@ def test_opening_marks_what_ran_as_interrupted_with_its_text(path: Path) -> None
 
 def test_calls_from_the_event_loop_run_in_order_on_another_thread(store: Store) -> None:
     async def use() -> list[str]:
-        conversation = await store.do(Conversations.create, "one")
+        chats = store.conversations
+        conversation = await store.do(chats.create, "one")
         await asyncio.gather(
-            *(store.do(Conversations.update, conversation.id, title=str(count)) for count in range(20))
+            *(store.do(chats.update, conversation.id, title=str(count)) for count in range(20))
         )
-        return [hit.conversation.title for hit in await store.do(Conversations.search)]
+        return [hit.conversation.title for hit in await store.do(chats.search)]
 
     assert asyncio.run(use()) == ["19"]
 

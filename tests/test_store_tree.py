@@ -51,13 +51,19 @@ class ConversationTree(RuleBasedStateMachine):
         self.nodes[node_id] = Node(node_id, parent, role)
         self.place(parent).children.append(node_id)
 
+    def show(self, node_id: int | None) -> None:
+        while node_id is not None:
+            parent = self.nodes[node_id].parent
+            self.place(parent).chosen = node_id
+            node_id = parent
+
     @rule(data=st.data(), as_root=st.booleans())
     def ask(self, data: st.DataObject, as_root: bool) -> None:
         answer = None if as_root else self.pick(data, "assistant")
         parent = answer.id if answer else None
         message = self.store.conversations.add_user_message(self.conversation, parent, "question")
         self.add(message.id, parent, "user")
-        self.place(parent).chosen = message.id
+        self.show(message.id)
 
     @precondition(lambda self: self.nodes)
     @rule(data=st.data(), count=st.integers(1, 4))
@@ -70,6 +76,7 @@ class ConversationTree(RuleBasedStateMachine):
             message.text, message.state = "answer", "complete"
             self.add(message.id, user.id, "assistant")
         self.store.conversations.save_messages(messages)
+        self.show(user.id)
         user.chosen = messages[0].id if count == 1 else None
 
     @precondition(lambda self: self.nodes)
@@ -77,7 +84,7 @@ class ConversationTree(RuleBasedStateMachine):
     def choose(self, data: st.DataObject) -> None:
         node = self.nodes[data.draw(st.sampled_from(sorted(self.nodes)))]
         self.store.conversations.choose(node.id)
-        self.place(node.parent).chosen = node.id
+        self.show(node.id)
 
     @precondition(lambda self: self.nodes)
     @rule(data=st.data())

@@ -154,7 +154,7 @@ class Conversations:
             )
         with self._db.transaction() as connection:
             message_id = _insert(connection, conversation_id, parent, "user", text, "complete")
-            _choose(connection, conversation_id, parent, message_id)
+            _show(connection, message_id)
         return self.message(message_id)
 
     def add_candidates(
@@ -185,6 +185,7 @@ class Conversations:
                 )
                 for index in range(count)
             ]
+            _show(connection, parent)
             _choose(connection, user.conversation, parent, ids[0] if count == 1 else None)
         return [self.message(message_id) for message_id in ids]
 
@@ -194,13 +195,14 @@ class Conversations:
             for message in messages:
                 timings = msgspec.json.encode(message.timings).decode() if message.timings else None
                 connection.execute(
-                    "UPDATE messages SET text = ?, token_ids = ?, num_kept_tokens = ?, state = ?,"
+                    "UPDATE messages SET text = ?, token_ids = ?, num_kept_tokens = ?, state = ?, model = ?,"
                     " finish_reason = ?, error = ?, timings = ? WHERE id = ?",
                     (
                         message.text,
                         pack_token_ids(message.token_ids),
                         message.num_kept_tokens,
                         message.state,
+                        message.model,
                         message.finish_reason,
                         message.error,
                         timings,
@@ -209,10 +211,10 @@ class Conversations:
                 )
 
     def choose(self, message_id: int) -> Message:
-        """Show a message among its siblings; what follows it is shown as it was last."""
+        """Show the branch that this message is on; what follows it is shown as it was last."""
         message = self.message(message_id)
         with self._db.transaction() as connection:
-            _choose(connection, message.conversation, message.parent, message_id)
+            _show(connection, message_id)
         return message
 
     def reopen_choice(self, message_id: int) -> Message:
@@ -325,6 +327,17 @@ def _choose(connection: Any, conversation: int, parent: int | None, child: int |
         connection.execute("UPDATE conversations SET chosen_root = ? WHERE id = ?", (child, conversation))
     else:
         connection.execute("UPDATE messages SET chosen_child = ? WHERE id = ?", (child, parent))
+
+
+def _show(connection: Any, message_id: int) -> None:
+    """Choose a message and everything above it."""
+    child: int | None = message_id
+    while child is not None:
+        conversation, parent = connection.execute(
+            "SELECT conversation, parent FROM messages WHERE id = ?", (child,)
+        ).fetchone()
+        _choose(connection, conversation, parent, child)
+        child = parent
 
 
 def _fts_query(query: str) -> str | None:

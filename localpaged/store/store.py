@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from localpaged.store.conversations import Conversations
 from localpaged.store.database import Database
@@ -31,12 +31,10 @@ class Store:
             self.close()
             raise
 
-    async def do(
-        self, method: Callable[Concatenate[Conversations, P], R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
-        """Await a method of Conversations: `await store.do(Conversations.rename, 3, "Names")`."""
+    async def do(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Await a method of the conversations: `await store.do(store.conversations.get, 3)`."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: method(self.conversations, *args, **kwargs))
+        return await loop.run_in_executor(self._thread, lambda: method(*args, **kwargs))
 
     def close(self) -> None:
         """Finish what is queued and close the file."""

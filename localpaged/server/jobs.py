@@ -1,0 +1,278 @@
+"""The generations that the server runs, whoever watches. A closed tab changes nothing.
+
+Every step is written to the store before it is shown as saved: the user message before anything
+runs, partial answers once a second, the ends at once.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from localpaged.engine.client import EngineClient
+from localpaged.engine.messages import Failed, Finished
+from localpaged.engine.sampling_params import SamplingParams
+from localpaged.errors import InvalidRequestError, LocalpagedError, StoreError
+from localpaged.server.history import Tokenizer, build_prompt, record_span
+from localpaged.server.job import PACE_S, Job
+from localpaged.store.message import Message
+from localpaged.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class ConversationBusyError(InvalidRequestError):
+    """The conversation has a generation running."""
+
+    code = "conversation_busy"
+
+
+class JobManager:
+    """Starts, stops and keeps jobs; one at a time in a conversation. Lives on one event loop."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        store: Store,
+        tokenizer_provider: Callable[[], Tokenizer],
+        flush_s: float = 1.0,
+        keep_s: float = 120.0,
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._chats = store.conversations
+        self._tokenizer_provider = tokenizer_provider
+        self._flush_s = flush_s
+        self._keep_s = keep_s
+        self._jobs: dict[str, Job] = {}
+        self._running: dict[int, Job | None] = {}  # by conversation; None while a job is being made
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def get(self, job_id: str) -> Job | None:
+        """A job that runs, or ended a short while ago."""
+        return self._jobs.get(job_id)
+
+    def running_in(self, conversation_id: int) -> Job | None:
+        return self._running.get(conversation_id)
+
+    def running_conversations(self) -> list[int]:
+        return list(self._running)
+
+    async def ask(self, conversation_id: int, parent: int | None, text: str, params: SamplingParams) -> Job:
+        """Store a user message under an answer (or as a root) and start the answers to it."""
+        if not text.strip():
+            raise InvalidRequestError("The message is empty. Write something first.", "text")
+
+        async def add() -> Message:
+            user = await self._store.do(self._chats.add_user_message, conversation_id, parent, text)
+            conversation = await self._store.do(self._chats.get, conversation_id)
+            if not conversation.title:
+                await self._store.do(self._chats.update, conversation_id, title=_title_of(text))
+            return user
+
+        return await self._start(conversation_id, add(), params)
+
+    async def regenerate(self, user_message_id: int, params: SamplingParams) -> Job:
+        """Start further answers to a user message, beside those it has."""
+        user = await self._store.do(self._chats.message, user_message_id)
+        if user.role != "user":
+            raise InvalidRequestError("Only the answers to a user message can be regenerated.", "message")
+
+        async def same() -> Message:
+            return user
+
+        return await self._start(user.conversation, same(), params)
+
+    async def stop(self, job_id: str, indexes: list[int] | None = None) -> None:
+        """End a job, or some of its candidates. What they wrote stays. Unknown jobs are ignored."""
+        job = self._jobs.get(job_id)
+        if job is None or job.done.is_set():
+            return
+        if not job.submitted:
+            for candidate in job.candidates:
+                if indexes is None or candidate.index in indexes:
+                    candidate.end("complete", finish_reason="cancelled")
+            if not any(candidate.running for candidate in job.candidates):
+                self._tasks[job_id].cancel()
+        elif indexes is None:
+            await self._engine.cancel(job_id)
+        else:
+            for index in indexes:
+                await self._engine.cancel(job_id, index)
+
+    async def close(self) -> None:
+        """Interrupt what runs; the text so far is stored."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start(
+        self, conversation_id: int, user_message: Coroutine[Any, Any, Message], params: SamplingParams
+    ) -> Job:
+        if conversation_id in self._running:
+            user_message.close()
+            raise ConversationBusyError(
+                "This conversation is still answering. Wait for it, or stop it first.", "conversation"
+            )
+        self._running[conversation_id] = None
+        try:
+            user = await user_message
+            info = self._engine.info
+            candidates = await self._store.do(
+                self._chats.add_candidates,
+                user.id,
+                params.n,
+                info.name if info else None,
+                _sampling_of(params),
+            )
+        except BaseException:
+            del self._running[conversation_id]
+            raise
+        job = Job(uuid.uuid4().hex[:16], user, candidates)
+        self._jobs[job.id] = job
+        self._running[conversation_id] = job
+        self._tasks[job.id] = asyncio.create_task(self._run(job, params))
+        return job
+
+    async def _run(self, job: Job, params: SamplingParams) -> None:
+        pace = asyncio.create_task(self._keep_up(job))
+        try:
+            await self._generate(job, params)
+            _end_all(job, "complete", finish_reason="cancelled")
+        except asyncio.CancelledError:
+            _end_all(job, "interrupted")
+        except LocalpagedError as error:
+            _fail(job, error.code, str(error))
+        except Exception:
+            logger.exception("job %s failed", job.id)
+            _fail(job, "internal", "The server failed while answering; its log says why. Try again.")
+        pace.cancel()
+        await asyncio.gather(pace, return_exceptions=True)
+        try:
+            await self._save_the_end(job)
+        finally:
+            job.phase = "done"
+            job.log_progress()
+            job.append({"type": "done", "error": job.error})
+            job.done.set()
+            del self._running[job.conversation_id]
+            del self._tasks[job.id]
+            asyncio.get_running_loop().call_later(self._keep_s, self._jobs.pop, job.id, None)
+
+    async def _generate(self, job: Job, params: SamplingParams) -> None:
+        if self._engine.state == "starting":
+            job.set_phase("loading")
+            await self._engine.wait_ready()
+        tokenizer = await asyncio.to_thread(self._tokenizer_provider)
+        conversation = await self._store.do(self._chats.get, job.conversation_id)
+        path = await self._store.do(self._chats.path_to, job.user.id)
+        prompt = await asyncio.to_thread(build_prompt, tokenizer, conversation.system_prompt, path)
+        record_span(path[-1], path[:-1], prompt)
+        await self._store.do(self._chats.save_messages, [path[-1]])
+        info = self._engine.info
+        if info is not None:
+            room = info.max_model_len - len(prompt.token_ids)
+            if params.max_tokens is None or 0 < room < params.max_tokens:
+                params = msgspec.structs.replace(params, max_tokens=max(room, 1))
+            for candidate in job.candidates:
+                candidate.message.model = info.name
+        early_stops = [candidate.index for candidate in job.candidates if not candidate.running]
+        job.begin()
+        async for event in self._engine.generate(prompt.token_ids, params, job.id):
+            if isinstance(event, Failed):
+                if event.code != "cancelled":
+                    _fail(job, event.code, event.message)
+                return
+            if isinstance(event, Finished):
+                return
+            job.take(event)
+            for index in early_stops:
+                await self._engine.cancel(job.id, index)
+            early_stops = []
+
+    async def _keep_up(self, job: Job) -> None:
+        """Show what has gathered at a steady pace, and store it about once a second."""
+        saved, waited_s, warned = (0, len(job.candidates)), 0.0, False
+        while True:
+            await asyncio.sleep(PACE_S)
+            job.log_progress()
+            waited_s += PACE_S
+            num_tokens = sum(candidate.timings.num_tokens for candidate in job.candidates)
+            state = (num_tokens, sum(candidate.running for candidate in job.candidates))
+            an_answer_ended = state[1] < saved[1]
+            if state == saved or (waited_s < self._flush_s and not an_answer_ended):
+                continue
+            waited_s, saved = 0.0, state
+            try:
+                await self._store.do(self._chats.save_messages, _copies(job))
+                warned = False
+            except StoreError as error:
+                saved = (-1, state[1])
+                if not warned:
+                    job.append({"type": "unsaved", "message": str(error)})
+                warned = True
+
+    async def _save_the_end(self, job: Job) -> None:
+        """Store every candidate; while the disk refuses, keep the text and try again."""
+        messages = [candidate.message for candidate in job.candidates]
+        empty = [message for message in messages if message.state in ("error", "interrupted")]
+        empty = [message for message in empty if not message.text]
+        superfluous = empty[1:] if len(empty) == len(messages) else empty
+        warned = False
+        while True:
+            try:
+                await self._store.do(self._chats.save_messages, messages)
+                if superfluous:
+                    await self._store.do(self._chats.delete_messages, [message.id for message in superfluous])
+                return
+            except StoreError as error:
+                if not warned:
+                    job.append({"type": "unsaved", "message": str(error)})
+                warned = True
+                await asyncio.sleep(2)
+            except LocalpagedError:
+                return  # The conversation was deleted meanwhile.
+
+
+def _copies(job: Job) -> list[Message]:
+    """The messages as they are at this moment, for another thread."""
+    return [
+        msgspec.structs.replace(
+            candidate.message,
+            token_ids=list(candidate.message.token_ids),
+            timings=msgspec.structs.replace(candidate.timings),
+        )
+        for candidate in job.candidates
+    ]
+
+
+def _end_all(job: Job, state: str, finish_reason: str | None = None, error: str | None = None) -> None:
+    for candidate in job.candidates:
+        candidate.end(state, finish_reason, error)
+
+
+def _fail(job: Job, code: str, message: str) -> None:
+    job.error = {"code": code, "message": message}
+    _end_all(job, "error", error=message)
+
+
+def _title_of(text: str) -> str:
+    line = " ".join(text.split())
+    if len(line) <= 60:
+        return line
+    return line[:59].rsplit(" ", 1)[0].rstrip(",;:.") + "…"
+
+
+def _sampling_of(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that differ from the defaults, and those that people look at."""
+    shown = {"n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"}
+    defaults = SamplingParams()
+    return {
+        name: getattr(params, name)
+        for name in params.__struct_fields__
+        if name in shown or getattr(params, name) != getattr(defaults, name)
+    }
