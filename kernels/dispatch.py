@@ -1,11 +1,16 @@
 """Which implementation of an operation runs: decided here and nowhere else.
 
-Knows devices and batch sizes, not what the operations compute.
+Knows devices and types, not what the operations compute.
 """
 
 from enum import Enum
 
+import numba
+import torch
 from torch import Tensor
+
+# OpenMP alternates with torch's own threads without loss; numba's workqueue does not.
+numba.config.THREADING_LAYER = "omp"
 
 
 class Implementation(Enum):
@@ -15,6 +20,27 @@ class Implementation(Enum):
     NUMBA = "numba"
 
 
+class LinearForm(Enum):
+    """How a linear layer's weight is held and multiplied."""
+
+    # As it is, by torch.
+    DENSE = "dense"
+    # Grouped integers times int16 where the weight has that form, else float16 weights with float32 sums.
+    GROUPED_OR_HALF = "grouped or half"
+
+
 def implementation_for(tensor: Tensor) -> Implementation:
     """The implementation for operations on this tensor's device and type."""
+    if tensor.device.type == "cpu" and tensor.dtype == torch.float32:
+        return Implementation.NUMBA
     return Implementation.REFERENCE
+
+
+def linear_form(weight: Tensor) -> LinearForm:
+    """The form for this weight.
+
+    Measured on two Zen 4 cores, all layers of a 135M model, ms for 1 / 8 / 64 / 2000 rows: 4-bit grouped
+    3.3 / 6.8 / 41 / 1320, float16 7.5 / 15 / 81 / 2230, dense float32 40 / 63 / 177 / 2530. One form is the
+    fastest whatever the number of rows, so nothing needs to be held twice.
+    """
+    return LinearForm.GROUPED_OR_HALF if weight.device.type == "cpu" else LinearForm.DENSE

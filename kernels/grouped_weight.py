@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 class GroupedWeight:
     """w = scale * q + minimum, a scale and a minimum for each `group` columns.
 
-    q: int8 or uint8 [N, K]
+    q: int8 [N, K]
     scale: float32 [N, K/group]
     minimum: float32 [N, K/group], None when it is zero throughout
     """
@@ -40,6 +40,11 @@ class GroupedWeight:
         if self.minimum is not None:
             w += self.minimum[..., None]
         return w.view(rows, columns)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Only these rows of the float32 matrix, [len(indices), K]: an embedding lookup."""
+        minimum = None if self.minimum is None else self.minimum[indices]
+        return GroupedWeight(self.q[indices], self.scale[indices], minimum, self.group).dequantize()
 
     @staticmethod
     def concatenate(parts: list["GroupedWeight"]) -> "GroupedWeight | None":
@@ -142,7 +147,7 @@ def grouped_from_gguf(data: Bytes, tensor_type: int, shape: tuple[int, int]) -> 
         else:
             q = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
     return GroupedWeight(
-        torch.from_numpy(np.ascontiguousarray(q).reshape(rows, columns)),
+        torch.from_numpy(np.ascontiguousarray(q).astype(np.int8, copy=False).reshape(rows, columns)),
         torch.from_numpy(np.ascontiguousarray(scale).reshape(rows, columns // group)),
         None if minimum is None else torch.from_numpy(minimum.reshape(rows, columns // group)),
         group,

@@ -34,7 +34,7 @@ def add_rms_norm(
     """
     if x.shape != residual.shape or x.ndim != 2 or weight.shape != x.shape[1:]:
         raise ValueError(
-            f"x {tuple(x.shape)}, residual {tuple(residual.shape)} must be [T, C] of weight {tuple(weight.shape)}"
+            f"x {tuple(x.shape)}, residual {tuple(residual.shape)} do not fit weight {tuple(weight.shape)}"
         )
     residual += x
     return rms_norm_reference(residual, weight, eps, unit_offset)
