@@ -36,11 +36,11 @@ def implementation_for(tensor: Tensor) -> Implementation:
     return Implementation.REFERENCE
 
 
-def linear_form(weight: Tensor) -> LinearForm:
-    """The form for this weight.
+def linear_form(weight: Tensor, exact: bool = False) -> LinearForm:
+    """The form for this weight; exact asks for float32 throughout.
 
     Measured on two Zen 4 cores, all layers of a 135M model, ms for 1 / 8 / 64 / 2000 rows: 4-bit grouped
     3.3 / 6.8 / 41 / 1320, float16 7.5 / 15 / 81 / 2230, dense float32 40 / 63 / 177 / 2530. One form is the
     fastest whatever the number of rows, so nothing needs to be held twice.
     """
-    return LinearForm.GROUPED_OR_HALF if weight.device.type == "cpu" else LinearForm.DENSE
+    return LinearForm.GROUPED_OR_HALF if weight.device.type == "cpu" and not exact else LinearForm.DENSE

@@ -30,14 +30,18 @@ class Linear:
 
     @classmethod
     def pack(
-        cls, weight: Tensor, bias: Tensor | None = None, grouped: GroupedWeight | None = None
+        cls,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        grouped: GroupedWeight | None = None,
+        exact: bool = False,
     ) -> "Linear":
         """Pack weight [N, K] and bias [N]; grouped is the same weight in its compact exact form.
 
-        The layer keeps neither of them, only the form that it multiplies.
+        The layer keeps neither of them, only the form that it multiplies. exact: multiply in float32.
         """
         shape = (weight.shape[0], weight.shape[1])
-        form = linear_form(weight)
+        form = linear_form(weight, exact)
         if form is LinearForm.GROUPED_OR_HALF:
             packed = pack_weight(grouped, bias) if grouped is not None else None
             if packed is not None:
@@ -47,6 +51,13 @@ class Linear:
         layer = cls(shape, weight)
         layer._bias = bias
         return layer
+
+    @property
+    def form(self) -> str:
+        """How the weight is held, for people to read."""
+        if isinstance(self._packed, PackedWeight):
+            return "grouped integers"
+        return "float32" if isinstance(self._packed, Tensor) else "float16"
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [M, K] -> [M, N]. Raises ValueError when K is another."""

@@ -1,0 +1,90 @@
+"""Turns a step of the scheduler into the tensors that the model takes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from localpaged.engine.scheduler import Chunk, Step
+from localpaged.kernels.attention_batch import AttentionBatch
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """token_ids int64 [T] and where their KV is; ends[i] is the row after the last token of chunk i."""
+
+    token_ids: Tensor
+    attention: AttentionBatch
+    ends: list[int]
+
+
+def build_input(step: Step, block_size: int) -> ModelInput:
+    """Lay out the step's tokens: decode rows first, candidates of one request side by side."""
+    chunks = step.chunks
+    token_ids: list[int] = []
+    positions = np.empty(step.num_tokens, dtype=np.int64)
+    slots = np.empty(step.num_tokens, dtype=np.int64)
+    ends = []
+    for chunk in chunks:
+        sequence = chunk.sequence
+        first = sequence.num_computed
+        begin, end = len(token_ids), len(token_ids) + chunk.num_tokens
+        token_ids += sequence.token_ids[first : first + chunk.num_tokens]
+        if chunk.num_tokens == 1:
+            block, offset = divmod(first, block_size)
+            positions[begin] = first
+            slots[begin] = sequence.block_table[block] * block_size + offset
+        else:
+            positions[begin:end] = np.arange(first, first + chunk.num_tokens)
+            block, offset = np.divmod(positions[begin:end], block_size)
+            slots[begin:end] = np.asarray(sequence.block_table, dtype=np.int64)[block] * block_size + offset
+        ends.append(end)
+    num_decode = len(step.decodes)
+    decode_lens, decode_tables = _tables(step.decodes, block_size)
+    prefill_lens, prefill_tables = _tables(step.prefills, block_size)
+    starts, shared = _groups(step.decodes, decode_lens, decode_tables, block_size)
+    attention = AttentionBatch(
+        slots=torch.from_numpy(slots),
+        positions=torch.from_numpy(positions),
+        num_decode=num_decode,
+        decode_block_tables=torch.from_numpy(decode_tables),
+        decode_context_lens=torch.from_numpy(decode_lens),
+        group_starts=torch.tensor(starts, dtype=torch.int32),
+        group_shared_blocks=torch.tensor(shared, dtype=torch.int32),
+        prefill_starts=torch.tensor([num_decode, *ends[num_decode:]], dtype=torch.int32),
+        prefill_block_tables=torch.from_numpy(prefill_tables),
+        prefill_context_lens=torch.from_numpy(prefill_lens),
+    )
+    return ModelInput(torch.tensor(token_ids), attention, ends)
+
+
+def _tables(chunks: list[Chunk], block_size: int) -> tuple[Ints, Ints]:
+    """Context lengths [C] after the step, and block tables [C, W] padded with block 0."""
+    lens = np.array([chunk.sequence.num_computed + chunk.num_tokens for chunk in chunks], dtype=np.int32)
+    width = int(lens.max() + block_size - 1) // block_size if len(chunks) else 0
+    tables = np.zeros((len(chunks), width), dtype=np.int32)
+    for row, chunk in enumerate(chunks):
+        table = chunk.sequence.block_table[:width]
+        tables[row, : len(table)] = table
+    return lens, tables
+
+
+def _groups(decodes: list[Chunk], lens: Ints, tables: Ints, block_size: int) -> tuple[list[int], list[int]]:
+    """Row ranges of requests, and how many leading full blocks the rows of each have in common."""
+    starts, shared = [0], []
+    for row in range(1, len(decodes) + 1):
+        if row < len(decodes) and decodes[row].sequence.request is decodes[starts[-1]].sequence.request:
+            continue
+        begin = starts[-1]
+        if row - begin > 1:
+            num_full = int(lens[begin:row].min() - 1) // block_size
+            same = (tables[begin + 1 : row, :num_full] == tables[begin, :num_full]).all(axis=0)
+            shared.append(num_full if same.all() else int(same.argmin()))
+        else:
+            shared.append(0)
+        starts.append(row)
+    return starts, shared

@@ -1,0 +1,153 @@
+"""Builds an engine from its configuration: loads the model, sizes the pool, logs what came of it."""
+
+import logging
+import time
+from pathlib import Path
+
+import psutil
+
+from localpaged.engine.block_pool import BlockPool
+from localpaged.engine.config import EngineConfig
+from localpaged.engine.core import EngineCore, set_threads
+from localpaged.engine.kv_cache_manager import KVCacheManager
+from localpaged.engine.messages import ModelInfo
+from localpaged.engine.runner import ModelRunner
+from localpaged.engine.scheduler import Scheduler
+from localpaged.errors import ModelError, SettingError
+from localpaged.models.chat_tokenizer import ChatTokenizer, load_tokenizer
+from localpaged.models.load import open_checkpoint
+
+logger = logging.getLogger(__name__)
+
+GIB = 1 << 30
+# Without a setting the KV takes a quarter of the memory that is free once the model is loaded, and no
+# more than this: beyond it a CPU is too slow for what would fit.
+CPU_KV_SHARE = 0.25
+CPU_KV_MOST = 4 * GIB
+CPU_BATCHED_TOKENS = 512
+BLOCK_SIZES = (8, 128)
+
+
+class Engine:
+    """A loaded model with its tokenizer and description."""
+
+    def __init__(self, core: EngineCore, tokenizer: ChatTokenizer, info: ModelInfo) -> None:
+        self.core = core
+        self.tokenizer = tokenizer
+        self.info = info
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Load a model and make its pool. Raises ModelError and SettingError with the remedy."""
+    start = time.perf_counter()
+    _check_settings(config)
+    set_threads()
+    path = Path(config.model)
+    if not path.exists():
+        raise ModelError(f"{path} does not exist. `localpaged list` shows the models that are here.")
+    checkpoint = open_checkpoint(path)
+    model = checkpoint.config
+    tokenizer = load_tokenizer(path)
+    window = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > window:
+        raise SettingError(
+            f"--max-model-len is {config.max_model_len:,} and the model's window is {window:,}. Lower it."
+        )
+    window = config.max_model_len or window
+    resident_before = _resident_bytes()
+    decoder = checkpoint.build(num_positions=window, exact=config.dtype == "float32")
+    weight_bytes = max(_resident_bytes() - resident_before, 0)
+    bytes_per_block = model.kv_bytes_per_token(element_bytes=4) * config.block_size
+    num_blocks = _num_blocks(config, bytes_per_block, window)
+    pool = BlockPool(num_blocks, config.block_size)
+    max_model_len = min(window, num_blocks * config.block_size)
+    budget = config.max_num_batched_tokens or max(CPU_BATCHED_TOKENS, config.max_num_seqs)
+    scheduler = Scheduler(
+        KVCacheManager(pool, config.enable_prefix_caching), config.max_num_seqs, budget, max_model_len
+    )
+    runner = ModelRunner(decoder, num_blocks, config.block_size)
+    core = EngineCore(
+        runner,
+        scheduler,
+        lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
+        model.eos_token_ids | tokenizer.eos_token_ids,
+        model.vocab_size,
+        config.check_when_idle,
+    )
+    runner.warm_up()
+    info = ModelInfo(
+        name=config.name or path.stem,
+        architecture=model.architecture,
+        dtype="float32" if config.dtype == "float32" else decoder.weight_form,
+        device="cpu",
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        bytes_per_block=bytes_per_block,
+        max_model_len=max_model_len,
+        longest_request=max_model_len,
+        weight_bytes=weight_bytes,
+        load_s=round(time.perf_counter() - start, 2),
+    )
+    logger.info("%s", describe(info))
+    if max_model_len < window:
+        logger.warning(
+            "The model's window is %s tokens and the pool holds %s. For the whole window give %s.",
+            f"{window:,}",
+            f"{max_model_len:,}",
+            f"--kv-cache-memory {-(-window // config.block_size) * bytes_per_block}",
+        )
+    return Engine(core, tokenizer, info)
+
+
+def describe(info: ModelInfo) -> str:
+    """One line on what was loaded and how much it holds."""
+    tokens = info.num_blocks * info.block_size
+    return (
+        f"{info.name} ({info.architecture}, {info.dtype}) on {info.device}: "
+        f"{info.num_blocks:,} blocks of {info.block_size} tokens = {tokens:,} tokens of KV in "
+        f"{info.num_blocks * info.bytes_per_block / GIB:.2f} GiB; "
+        f"longest request {info.longest_request:,} tokens; loaded in {info.load_s:.1f} s"
+    )
+
+
+def _check_settings(config: EngineConfig) -> None:
+    if config.device not in ("auto", "cpu"):
+        raise SettingError(f"--device {config.device} is not available here. Use auto or cpu.")
+    if config.dtype not in ("auto", "float32"):
+        raise SettingError(f"--dtype {config.dtype} is not available on a CPU. Use auto or float32.")
+    low, high = BLOCK_SIZES
+    if not low <= config.block_size <= high:
+        raise SettingError(f"--block-size is {config.block_size}; it must be from {low} to {high}.")
+    if config.max_num_seqs < 1:
+        raise SettingError(f"--max-num-seqs is {config.max_num_seqs}; it must be at least 1.")
+    budget = config.max_num_batched_tokens
+    if budget is not None and budget < config.max_num_seqs:
+        raise SettingError(
+            f"--max-num-batched-tokens is {budget} and --max-num-seqs {config.max_num_seqs}: "
+            "every sequence needs a token a step. Raise the first or lower the second."
+        )
+    if config.max_model_len is not None and config.max_model_len < 2:
+        raise SettingError(f"--max-model-len is {config.max_model_len}; it must be at least 2.")
+
+
+def _num_blocks(config: EngineConfig, bytes_per_block: int, window: int) -> int:
+    available = psutil.virtual_memory().available
+    if config.kv_cache_memory is not None:
+        if config.kv_cache_memory > available:
+            raise SettingError(
+                f"--kv-cache-memory asks for {config.kv_cache_memory / GIB:.2f} GiB and {available / GIB:.2f} "
+                f"GiB are free. Give at most {int(available * 0.9)}."
+            )
+        num_blocks = config.kv_cache_memory // bytes_per_block
+    else:
+        num_blocks = int(min(available * CPU_KV_SHARE, CPU_KV_MOST)) // bytes_per_block
+    if num_blocks < 2:
+        raise SettingError(
+            f"There is room for {num_blocks} blocks of {bytes_per_block:,} bytes. Give at least "
+            f"--kv-cache-memory {16 * bytes_per_block}, or a smaller --block-size."
+        )
+    return num_blocks
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)

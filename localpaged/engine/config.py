@@ -1,0 +1,23 @@
+"""What an engine is started with. Names and meanings are vLLM's where it has them."""
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """model: a path to a GGUF file or a transformers folder. Sizes in tokens, blocks or bytes.
+
+    kv_cache_memory: bytes for KV; None takes what the machine can spare. max_model_len: None takes the
+    model's own window, or what the pool holds if that is less.
+    """
+
+    model: str
+    name: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    block_size: int = 16
+    kv_cache_memory: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    enable_prefix_caching: bool = True
+    check_when_idle: bool = False

@@ -1,0 +1,443 @@
+"""The engine: requests in, one step at a time, events out. Runs in whatever process it is put.
+
+Brings scheduler, runner, sampler and detokenizer together; each is tested on its own.
+"""
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from localpaged.engine.beam_search import BeamSearch
+from localpaged.engine.block_pool import BlockPool
+from localpaged.engine.detokenizer import Detokenizer
+from localpaged.engine.kv_cache_manager import KVCacheManager
+from localpaged.engine.messages import (
+    Admitted,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    PositionLogprobs,
+    Prefilled,
+)
+from localpaged.engine.runner import ModelRunner
+from localpaged.engine.sampler import Sample, position_logprobs, sample
+from localpaged.engine.scheduler import Chunk, Scheduler, Step
+from localpaged.engine.sequence import Phase, Request, Sequence
+from localpaged.errors import InvalidRequestError, LocalpagedError
+
+logger = logging.getLogger(__name__)
+
+LOGITS_ROWS = 64
+
+
+@dataclass(slots=True)
+class Candidate:
+    """What has been told of one candidate."""
+
+    detokenizer: Detokenizer
+    text: str = ""
+    num_table_blocks: int = -1
+    num_shared_blocks: int = 0
+    num_own_blocks: int = 0
+
+
+@dataclass(slots=True)
+class Job:
+    """One request and what is needed to report on it."""
+
+    request: Request
+    candidates: list[Candidate]
+    beams: BeamSearch | None = None
+    num_generated_tokens: int = 0
+    told_prefill: int = -1
+    final: list[Delta] = field(default_factory=list)
+
+
+class EngineCore:
+    """One model over one pool of blocks. Not thread-safe: one thread calls it."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        decode: Callable[[list[int]], str],
+        eos_token_ids: frozenset[int],
+        vocab_size: int,
+        check_when_idle: bool = False,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.manager: KVCacheManager = scheduler.manager
+        self.pool: BlockPool = scheduler.manager.pool
+        self.decode = decode
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = vocab_size
+        self.check_when_idle = check_when_idle
+        self.jobs: dict[str, Job] = {}
+        self.num_steps = 0
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_generated_tokens = 0
+        self.busy_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def submit(self, command: Generate) -> list[Event]:
+        """Take a request; events tell of one that is refused."""
+        try:
+            self._admit(command)
+        except LocalpagedError as error:
+            return [
+                Failed(
+                    request_id=command.request_id,
+                    code=error.code,
+                    message=str(error),
+                    param=getattr(error, "param", None),
+                )
+            ]
+        return []
+
+    def cancel(self, request_id: str, index: int | None = None) -> list[Event]:
+        """End a request or one candidate of it; every block of what ended is back when this returns."""
+        job = self.jobs.get(request_id)
+        if job is None:
+            return []
+        events: list[Event] = []
+        ranked = job.request.params.needs_ranking
+        live = [s for s in job.request.live if index is None or s.index == index or ranked]
+        deltas = [self._delta(job, sequence, [], None) for sequence in live]
+        self.scheduler.cancel(job.request, None if ranked else index)
+        for sequence, delta in zip(live, deltas, strict=True):
+            if sequence.index < job.request.params.n:
+                delta.finish_reason = "cancelled"
+                delta.text += job.candidates[sequence.index].detokenizer.finish()
+                events.append(delta)
+        return events + self._close_if_done(job)
+
+    def step(self) -> list[Event]:
+        """Run one step of the model. A step that fails ends the requests in it, and only those."""
+        start = time.perf_counter()
+        step = self.scheduler.schedule()
+        events: list[Event] = [self._tell_admitted(request) for request in self.scheduler.admitted]
+        if step.chunks:
+            try:
+                events += self._run(step)
+            # Whatever the model or a kernel raises must not take the other conversations with it.
+            except Exception as error:
+                logger.exception("A step failed")
+                events += self._fail(step, error)
+        self.num_steps += 1
+        self.busy_s += time.perf_counter() - start
+        if self.check_when_idle and not self.has_work:
+            self.check()
+        return events
+
+    def check(self) -> None:
+        """Prove that no block is lost or counted wrongly. Raises AssertionError."""
+        self.pool.check(list(self.scheduler.tables()))
+
+    def stats(self) -> dict[str, int | float | str | bool]:
+        """The pool's audit and the counters since the start. consistent: whether check() holds."""
+        try:
+            self.check()
+            consistent = True
+        except AssertionError:
+            logger.exception("The block pool does not add up")
+            consistent = False
+        tables = [(s.num_computed, len(s.block_table)) for s in self._sequences()]
+        tokens = sum(computed for computed, _ in tables)
+        pool = self.pool
+        slots = sum(num_blocks for _, num_blocks in tables) * pool.block_size
+        return {
+            "block_size": pool.block_size,
+            "num_blocks": pool.num_blocks,
+            "free": pool.num_free,
+            "cached": pool.num_cached,
+            "referenced": pool.num_referenced,
+            "shared": pool.num_shared,
+            "saved": pool.num_saved,
+            "evicted": pool.num_evicted,
+            "waste_tokens": slots - tokens,
+            "bytes_per_block": self.runner.bytes_per_block,
+            "running": sum(len(request.live) for request in self.scheduler.running),
+            "waiting": sum(len(request.live) for request in self.scheduler.waiting),
+            "preemptions": self.scheduler.num_preemptions,
+            "steps": self.num_steps,
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.num_cached_tokens,
+            "generated_tokens": self.num_generated_tokens,
+            "busy_s": round(self.busy_s, 3),
+            "max_model_len": self.scheduler.max_model_len,
+            "consistent": consistent,
+            "pid": os.getpid(),
+        }
+
+    def _sequences(self) -> list[Sequence]:
+        return [sequence for request in self.scheduler.running for sequence in request.live]
+
+    def _admit(self, command: Generate) -> None:
+        params, prompt = command.params, command.prompt_token_ids
+        if command.request_id in self.jobs:
+            raise InvalidRequestError(f"A request {command.request_id!r} is running already.", "request_id")
+        if not prompt:
+            raise InvalidRequestError("The prompt is empty. Give at least one token.", "prompt")
+        for name, token_ids in (
+            ("prompt", prompt),
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            bad = next((i for i in token_ids if not 0 <= i < self.vocab_size), None)
+            if bad is not None:
+                raise InvalidRequestError(
+                    f"{name} has the token id {bad}; the model's are 0 to {self.vocab_size - 1}.", name
+                )
+        if params.beam_width is not None and params.stop:
+            raise InvalidRequestError("Beam search takes stop_token_ids, not stop strings.", "stop")
+        max_tokens = self.scheduler.fit_max_tokens(len(prompt), params.max_tokens, params.num_sequences)
+        request = Request(
+            command.request_id,
+            prompt,
+            params,
+            params.seed if params.seed is not None else secrets.randbits(64),
+            max_tokens,
+            self.eos_token_ids,
+        )
+        candidates = [
+            Candidate(Detokenizer(self.decode, params.stop, params.include_stop_str_in_output))
+            for _ in request.sequences
+        ]
+        beams = BeamSearch(request) if params.beam_width is not None else None
+        self.jobs[command.request_id] = Job(request, candidates, beams)
+        self.scheduler.submit(request)
+
+    def _tell_admitted(self, request: Request) -> Admitted:
+        if request.num_preemptions == 0:
+            self.num_prompt_tokens += request.num_prompt_tokens
+            self.num_cached_tokens += request.num_cached_tokens or 0
+        return Admitted(
+            request_id=request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens or 0,
+        )
+
+    def _run(self, step: Step) -> list[Event]:
+        hidden, ends = self.runner.forward(step)
+        events: list[Event] = []
+        for chunk, end in zip(step.prefills, ends[len(step.decodes) :], strict=True):
+            if chunk.sequence.request.phase is Phase.PREFILL:
+                events.append(self._tell_prefilled(chunk, hidden[end - chunk.num_tokens : end]))
+        self.scheduler.commit(step)
+        rows: list[int] = []
+        sequences: list[Sequence] = []
+        for chunk, end in zip(step.chunks, ends, strict=True):
+            if not chunk.samples:
+                continue
+            request = chunk.sequence.request
+            # The first token: one row of logits, from which every candidate draws its own.
+            first = chunk.sequence.num_generated == 0
+            sampled = request.live if first else [chunk.sequence]
+            sequences += sampled
+            rows += [end - 1] * len(sampled)
+        if not sequences:
+            return events
+        distinct = sorted(set(rows))
+        logits = self.runner.logits(hidden[distinct])
+        if len(distinct) < len(rows):
+            logits = logits[[distinct.index(row) for row in rows]]
+        return events + self._sample(logits, sequences)
+
+    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Event]:
+        events: list[Event] = []
+        drawn = [row for row, s in enumerate(sequences) if s.request.params.beam_width is None]
+        searched: dict[str, list[int]] = {}
+        for row, sequence in enumerate(sequences):
+            if sequence.request.params.beam_width is not None:
+                searched.setdefault(sequence.request.request_id, []).append(row)
+        if drawn:
+            part = [sequences[row] for row in drawn]
+            samples = sample(logits if not searched else logits[drawn], part)
+            for sequence, one in zip(part, samples, strict=True):
+                events += self._append(self.jobs[sequence.request.request_id], sequence, one)
+        for request_id, rows in searched.items():
+            job = self.jobs[request_id]
+            assert job.beams is not None
+            job.num_generated_tokens += len(rows)
+            self.num_generated_tokens += len(rows)
+            if job.beams.advance(logits[rows], [sequences[row] for row in rows], self.manager):
+                events += self._end_beams(job)
+        return events
+
+    def _append(self, job: Job, sequence: Sequence, drawn: Sample) -> list[Event]:
+        """Add a token to a candidate; its Delta, and the request's end if that was it."""
+        request, params = job.request, job.request.params
+        sequence.token_ids.append(drawn.token_id)
+        sequence.cumulative_logprob += drawn.logprob
+        if drawn.logprobs is not None and params.needs_ranking:
+            sequence.logprobs.append(drawn.logprobs)
+        job.num_generated_tokens += 1
+        self.num_generated_tokens += 1
+        detokenizer = job.candidates[sequence.index].detokenizer
+        reason: str | None = None
+        stop_reason: str | int | None = None
+        text = ""
+        enough = sequence.num_generated >= params.min_tokens
+        if drawn.token_id in request.stop_token_ids and enough:
+            reason = "stop"
+            stop_reason = drawn.token_id if drawn.token_id not in self.eos_token_ids else None
+        else:
+            text = detokenizer.push(drawn.token_id, check_stop=enough)
+            if detokenizer.matched_stop is not None:
+                reason, stop_reason = "stop", detokenizer.matched_stop
+            elif sequence.num_generated >= request.max_tokens:
+                reason = "length"
+        if reason is not None:
+            text += detokenizer.finish()
+        delta = self._delta(job, sequence, [drawn.token_id], drawn.logprobs)
+        delta.text, delta.finish_reason, delta.stop_reason = text, reason, stop_reason
+        if reason is not None:
+            self.scheduler.finish(sequence, reason, stop_reason)
+            self.scheduler.retire(request)
+        if params.needs_ranking:
+            job.candidates[sequence.index].text += text
+            return self._end_ranked(job) if not request.live else []
+        return [delta, *self._close_if_done(job)]
+
+    def _delta(self, job: Job, sequence: Sequence, token_ids: list[int], logprobs: PositionLogprobs | None) -> Delta:
+        candidate = job.candidates[sequence.index]
+        table = sequence.block_table
+        # Counting references costs the table's length, so it is done when the table grows.
+        if len(table) != candidate.num_table_blocks:
+            own = sum(self.pool.reference_count(block) == 1 for block in table)
+            candidate.num_table_blocks = len(table)
+            candidate.num_own_blocks, candidate.num_shared_blocks = own, len(table) - own
+        return Delta(
+            request_id=job.request.request_id,
+            index=sequence.index,
+            text="",
+            token_ids=token_ids,
+            logprobs=[logprobs] if logprobs is not None else None,
+            cumulative_logprob=sequence.cumulative_logprob,
+            num_shared_blocks=candidate.num_shared_blocks,
+            num_own_blocks=candidate.num_own_blocks,
+        )
+
+    def _end_ranked(self, job: Job) -> list[Event]:
+        """best_of: tell of the n candidates with the highest cumulative log-probability."""
+        best = sorted(job.request.sequences, key=lambda s: -s.cumulative_logprob)[: job.request.params.n]
+        events: list[Event] = [
+            Delta(
+                request_id=job.request.request_id,
+                index=index,
+                text=job.candidates[sequence.index].text,
+                token_ids=sequence.generated_token_ids,
+                logprobs=sequence.logprobs or None,
+                cumulative_logprob=sequence.cumulative_logprob,
+                finish_reason=sequence.finish_reason,
+                stop_reason=sequence.stop_reason,
+            )
+            for index, sequence in enumerate(best)
+        ]
+        return events + self._close_if_done(job)
+
+    def _end_beams(self, job: Job) -> list[Event]:
+        assert job.beams is not None
+        events: list[Event] = []
+        for index, answer in enumerate(job.beams.best()):
+            detokenizer = Detokenizer(self.decode)
+            shown = answer.token_ids[:-1] if answer.finish_reason == "stop" else answer.token_ids
+            text = "".join(detokenizer.push(token_id) for token_id in shown) + detokenizer.finish()
+            events.append(
+                Delta(
+                    request_id=job.request.request_id,
+                    index=index,
+                    text=text,
+                    token_ids=answer.token_ids,
+                    logprobs=answer.logprobs or None,
+                    cumulative_logprob=answer.cumulative_logprob,
+                    finish_reason=answer.finish_reason,
+                    stop_reason=answer.stop_reason,
+                )
+            )
+        for sequence in job.request.live:
+            self.scheduler.finish(sequence, "stop")
+        self.scheduler.retire(job.request)
+        return events + self._close_if_done(job)
+
+    def _tell_prefilled(self, chunk: Chunk, hidden: Tensor) -> Prefilled:
+        request = chunk.sequence.request
+        first = chunk.sequence.num_computed
+        done = first + chunk.num_tokens
+        report = None
+        num_top = request.params.prompt_logprobs
+        if num_top is not None:
+            if first == 0:
+                request.prompt_logprobs = [None]
+            self._add_prompt_logprobs(request, hidden, first, num_top)
+            if done == request.num_prompt_tokens:
+                report = request.prompt_logprobs
+        return Prefilled(
+            request_id=request.request_id,
+            num_computed_tokens=done,
+            num_prompt_tokens=request.num_prompt_tokens,
+            prompt_logprobs=report,
+        )
+
+    def _add_prompt_logprobs(self, request: Request, hidden: Tensor, first: int, num_top: int) -> None:
+        """What each token of the chunk said of the prompt's next one, a few rows of logits at a time."""
+        for begin in range(0, hidden.shape[0], LOGITS_ROWS):
+            part = hidden[begin : begin + LOGITS_ROWS]
+            logprobs = self.runner.logits(part).log_softmax(-1)
+            for row in range(part.shape[0]):
+                following = first + begin + row + 1
+                if following < request.num_prompt_tokens:
+                    token_id = request.prompt_token_ids[following]
+                    request.prompt_logprobs.append(position_logprobs(logprobs[row], token_id, num_top))
+
+    def _close_if_done(self, job: Job) -> list[Event]:
+        request = job.request
+        if request.phase is not Phase.FINISHED:
+            return []
+        del self.jobs[request.request_id]
+        return [
+            Finished(
+                request_id=request.request_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_cached_tokens=request.num_cached_tokens or 0,
+                num_generated_tokens=job.num_generated_tokens,
+            )
+        ]
+
+    def _fail(self, step: Step, error: Exception) -> list[Event]:
+        """End every request of a step that raised, and give their blocks back."""
+        events: list[Event] = []
+        for request_id in {chunk.sequence.request.request_id: None for chunk in step.chunks}:
+            job = self.jobs.pop(request_id, None)
+            if job is None:
+                continue
+            for sequence in job.request.live:
+                sequence.finish_reason = "error"
+            for sequence in job.request.sequences:
+                self.manager.release(sequence)
+            self.scheduler.retire(job.request)
+            message = f"The engine failed on this request: {error}. Try it again; the log has the details."
+            code = error.code if isinstance(error, LocalpagedError) else "engine_error"
+            events.append(Failed(request_id=request_id, code=code, message=message))
+        # What was cached while the step ran may be half written.
+        self.pool.forget_cached()
+        return events
+
+
+def set_threads() -> None:
+    """As many threads as the process may use; the kernels' and torch's pools take turns."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(count)

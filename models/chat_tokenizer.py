@@ -1,0 +1,101 @@
+"""Text to token ids and back, and a conversation to the text that the model was trained on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from localpaged.errors import InvalidRequestError, ModelError
+from localpaged.models.gguf_file import GgufHeader, read_header
+
+
+class ChatTokenizer:
+    """A model's tokenizer and chat template."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int], path: Path) -> None:
+        """tokenizer: a transformers PreTrainedTokenizerFast."""
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self.eos_token_ids = eos_token_ids
+        self.path = path
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; names of special tokens in it count as such, nothing is put before it."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a prompt that no template has wrapped, begun as the model expects."""
+        return self._backend.encode(text, add_special_tokens=True).ids
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, special ones by name; for reports, not for joining."""
+        return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def render_chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The messages (role, content) as the template writes them, up to where the answer begins.
+
+        Raises InvalidRequestError when the template refuses them.
+        """
+        if not self.has_chat_template:
+            raise ModelError(
+                f"{self.path.name} has no chat template: it is not a chat model. "
+                "Use /v1/completions or LLM.generate, or choose an instruct model."
+            )
+        from jinja2 import TemplateError
+
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise InvalidRequestError(
+                f"The model's chat template does not take these messages: {error}", "messages"
+            ) from error
+
+
+def load_tokenizer(path: Path) -> ChatTokenizer:
+    """The tokenizer of a GGUF file or a transformers folder. Raises ModelError."""
+    if path.is_file():
+        return _from_gguf(path, read_header(path))
+    from transformers import AutoTokenizer
+
+    if not (path / "tokenizer.json").exists() and not (path / "tokenizer.model").exists():
+        raise ModelError(f"{path} has no tokenizer.json. Fetch the model again: localpaged pull NAME.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, use_fast=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The tokenizer in {path} cannot be read: {error}") from error
+    return ChatTokenizer(tokenizer, folder_eos_token_ids(path), path)
+
+
+def _from_gguf(path: Path, header: GgufHeader) -> ChatTokenizer:
+    from transformers import PreTrainedTokenizerFast
+
+    metadata = header.metadata
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    special = {name: metadata[f"{kind}_token"] for kind, name in names.items() if metadata.get(f"{kind}_token")}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(header.folder / "tokenizer.json"), **special)
+    tokenizer.chat_template = metadata.get("tokenizer.chat_template")
+    eos = metadata.get("tokenizer.ggml.eos_token_id")
+    return ChatTokenizer(tokenizer, frozenset({*metadata["end_of_turn_ids"], *([] if eos is None else [eos])}), path)
+
+
+def folder_eos_token_ids(folder: Path) -> frozenset[int]:
+    """The ids that end an answer, from generation_config.json and config.json."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        if file.exists():
+            eos = json.loads(file.read_text()).get("eos_token_id")
+            found |= {eos} if isinstance(eos, int) else set(eos or [])
+    return frozenset(found)

@@ -1,0 +1,243 @@
+"""A GGUF file: its metadata, and its tensors under transformers' names.
+
+Reading the header takes seconds, because the vocabulary is in it; what was read is kept under
+LOCALPAGED_HOME/cache, keyed by the file's path, size and time, and a later start reads only that.
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md; dequantisation by the gguf package.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from localpaged.errors import ModelError
+from localpaged.home import cache_folder
+from localpaged.kernels.grouped_weight import GroupedWeight, grouped_from_gguf
+from localpaged.models.gguf_tokenizer import build_tokenizer
+
+FORMAT = 2
+MAGIC = b"GGUF"
+READABLE_TYPES = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"}
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+# llama.cpp's converter interleaves the rows of these for its own rotary order.
+INTERLEAVED = {"llama": {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}}
+END_OF_TURN = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor is. shape is in torch's order; offset and num_bytes within the file."""
+
+    type: str
+    shape: list[int]
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a file's header says, without the vocabulary, which is in folder/tokenizer.json."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorEntry]
+    folder: Path
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture"))
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata.get("general.name", ""))
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read a file's header, from the cache where it has been read before.
+
+    Raises ModelError for a file that is missing, no GGUF, truncated, or of an unsupported kind.
+    """
+    try:
+        status = path.stat()
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
+    if magic != MAGIC:
+        raise ModelError(f"{path} is not a GGUF file (it begins with {magic!r}). Fetch the model again.")
+    identity = f"{FORMAT}:{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    folder = cache_folder() / "gguf" / hashlib.sha256(identity.encode()).hexdigest()[:24]
+    known = folder / "header.json"
+    content = json.loads(known.read_text()) if known.exists() else _parse(path, folder)
+    header = GgufHeader(
+        content["metadata"],
+        {name: TensorEntry(**entry) for name, entry in content["tensors"].items()},
+        folder,
+    )
+    _check(path, header, status.st_size)
+    return header
+
+
+def _parse(path: Path, folder: Path) -> dict[str, Any]:
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(str(path))
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        tensors = {
+            tensor.name: TensorEntry(
+                tensor.tensor_type.name,
+                [int(size) for size in reversed(tensor.shape)],
+                int(tensor.data_offset),
+                int(tensor.n_bytes),
+            )
+            for tensor in reader.tensors
+        }
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        raise ModelError(f"{path} is damaged or truncated ({error}). Fetch the model again.") from error
+    vocabulary = {name: value for name, value in fields.items() if isinstance(value, list) and "tokenizer" in name}
+    metadata = {name: value for name, value in fields.items() if name not in vocabulary}
+    tokens = vocabulary.get("tokenizer.ggml.tokens", [])
+    metadata["vocab_size"] = len(tokens)
+    types = vocabulary.get("tokenizer.ggml.token_type", [])
+    metadata["end_of_turn_ids"] = [
+        index for index, token in enumerate(tokens) if token in END_OF_TURN and types and types[index] == 3
+    ]
+    for kind in ("bos", "eos", "unknown", "padding"):
+        token_id = metadata.get(f"tokenizer.ggml.{kind}_token_id")
+        metadata[f"{kind}_token"] = tokens[token_id] if token_id is not None and token_id < len(tokens) else None
+    content = {"metadata": metadata, "tensors": {name: asdict(entry) for name, entry in tensors.items()}}
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(fields, path)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    written = folder / f"header.{os.getpid()}.json"
+    written.write_text(json.dumps(content))
+    # Last, and at once: a start that was interrupted leaves no header behind.
+    written.replace(folder / "header.json")
+    return content
+
+
+def _check(path: Path, header: GgufHeader, num_bytes: int) -> None:
+    if header.architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{path.name} has the architecture {header.architecture!r}, which is not supported as GGUF. "
+            f"These are: {', '.join(ARCHITECTURES)}. Choose a model of one of them."
+        )
+    for name, entry in header.tensors.items():
+        if entry.offset + entry.num_bytes > num_bytes:
+            raise ModelError(
+                f"{path} is truncated: it has {num_bytes:,} bytes and {name} ends at "
+                f"{entry.offset + entry.num_bytes:,}. Fetch the model again."
+            )
+        if entry.type not in READABLE_TYPES:
+            raise ModelError(
+                f"{path.name} stores {name} as {entry.type}, which is not supported. "
+                f"Choose a file quantised as one of {', '.join(sorted(READABLE_TYPES))}."
+            )
+
+
+def transformers_config(header: GgufHeader) -> Any:
+    """The file's metadata as a transformers PretrainedConfig."""
+    from transformers import CONFIG_MAPPING
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    architecture = header.architecture
+    values: dict[str, Any] = {}
+    for key, name in GGUF_CONFIG_MAPPING[architecture].items():
+        value = header.metadata.get(f"{architecture}.{key}")
+        if name is not None and value is not None:
+            values[name] = value
+    values.setdefault("vocab_size", header.metadata["vocab_size"])
+    theta = values.pop("rope_theta", 10000.0)
+    head_dim = header.metadata.get(f"{architecture}.attention.key_length")
+    if head_dim is not None:
+        values["head_dim"] = head_dim
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": theta} | _rope_scaling(header)
+    values["tie_word_embeddings"] = "output.weight" not in header.tensors
+    eos = header.metadata.get("tokenizer.ggml.eos_token_id")
+    values["eos_token_id"] = sorted({*header.metadata["end_of_turn_ids"], *([] if eos is None else [eos])})
+    return CONFIG_MAPPING[ARCHITECTURES[architecture]](**values)
+
+
+def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
+    prefix = f"{header.architecture}.rope.scaling"
+    kind = header.metadata.get(f"{prefix}.type", "none")
+    if kind == "none":
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise ModelError(f"The rotary scaling {kind!r} of this GGUF is not supported; linear and yarn are.")
+    scaling = {"rope_type": kind, "factor": header.metadata[f"{prefix}.factor"]}
+    original = header.metadata.get(f"{prefix}.original_context_length")
+    return scaling | ({"original_max_position_embeddings": original} if original else {})
+
+
+class GgufWeights:
+    """A GGUF's tensors under transformers' names; see weights.Weights."""
+
+    def __init__(self, path: Path, header: GgufHeader, config: Any) -> None:
+        import gguf
+
+        architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture)
+        self._names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+        self._header = header
+        self._config = config
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        # As many heads as a layer's rows are interleaved by, by the projection's name.
+        self._heads = {part: getattr(config, count) for part, count in INTERLEAVED.get(header.architecture, {}).items()}
+
+    def has(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def tensor(self, name: str) -> Tensor:
+        import gguf
+
+        entry = self._entry(name)
+        kind = gguf.GGMLQuantizationType[entry.type]
+        values = gguf.quants.dequantize(self._raw(entry), kind).reshape(entry.shape)
+        return self._in_order(name, torch.from_numpy(np.array(values, dtype=np.float32)))
+
+    def grouped(self, name: str) -> GroupedWeight | None:
+        import gguf
+
+        entry = self._entry(name)
+        kind = gguf.GGMLQuantizationType[entry.type]
+        grouped = grouped_from_gguf(self._raw(entry), kind, (entry.shape[0], entry.shape[-1]))
+        if grouped is None or self._num_heads(name) is None:
+            return grouped
+        minimum = None if grouped.minimum is None else self._in_order(name, grouped.minimum)
+        return GroupedWeight(
+            self._in_order(name, grouped.q), self._in_order(name, grouped.scale), minimum, grouped.group
+        )
+
+    def _find(self, name: str) -> TensorEntry | None:
+        known = name if name in self._header.tensors else self._names.get_name(name, (".weight", ".bias"))
+        return self._header.tensors.get(known) if known is not None else None
+
+    def _entry(self, name: str) -> TensorEntry:
+        entry = self._find(name)
+        if entry is None:
+            raise ModelError(f"The GGUF lacks {name}: it is incomplete. Fetch the model again.")
+        return entry
+
+    def _raw(self, entry: TensorEntry) -> np.ndarray:
+        data = self._bytes[entry.offset : entry.offset + entry.num_bytes]
+        if entry.type in ("F32", "F16"):
+            data = data.view(np.float32 if entry.type == "F32" else np.float16)
+        # Rows stay rows, whatever a block of the type holds.
+        return data.reshape(*entry.shape[:-1], -1)
+
+    def _num_heads(self, name: str) -> int | None:
+        return next((heads for part, heads in self._heads.items() if f".{part}." in name), None)
+
+    def _in_order(self, name: str, rows: Tensor) -> Tensor:
+        """Undo the interleaving: within a head, rows 0, 2, 4, ... then 1, 3, 5, ..."""
+        heads = self._num_heads(name)
+        if heads is None:
+            return rows
+        half = rows.shape[0] // heads // 2
+        return rows.reshape(heads, half, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape).contiguous()
