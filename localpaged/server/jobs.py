@@ -18,7 +18,7 @@ from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import InvalidRequestError, LocalpagedError, StoreError
 from localpaged.server.history import Tokenizer, build_prompt, record_span
 from localpaged.server.job import PACE_S, Job
-from localpaged.store.message import Message
+from localpaged.store.message import Message, NotFoundError
 from localpaged.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ class JobManager:
                     job.append({"type": "unsaved", "message": str(error)})
                 warned = True
                 await asyncio.sleep(2)
-            except LocalpagedError:
+            except NotFoundError:
                 return  # The conversation was deleted meanwhile.
 
 

@@ -12,6 +12,7 @@ from localpaged.store.message import (
     Branch,
     Conversation,
     Message,
+    NotFoundError,
     Role,
     SearchHit,
     State,
@@ -32,25 +33,20 @@ class Conversations:
 
     # Conversations
 
-    def create(
-        self, title: str = "", system_prompt: str = "", settings: dict[str, Any] | None = None
-    ) -> Conversation:
+    def create(self, title: str = "", system_prompt: str = "", settings: dict[str, Any] | None = None) -> Conversation:
         now = time.time()
         with self._db.transaction() as connection:
             cursor = connection.execute(
-                "INSERT INTO conversations (title, system_prompt, settings, created, updated)"
-                " VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO conversations (title, system_prompt, settings, created, updated) VALUES (?, ?, ?, ?, ?)",
                 (title, system_prompt, json.dumps(settings or {}), now, now),
             )
         assert cursor.lastrowid is not None
         return self.get(cursor.lastrowid)
 
     def get(self, conversation_id: int) -> Conversation:
-        rows = self._db.rows(
-            "SELECT * FROM conversations WHERE id = ? AND deleted IS NULL", [conversation_id]
-        )
+        rows = self._db.rows("SELECT * FROM conversations WHERE id = ? AND deleted IS NULL", [conversation_id])
         if not rows:
-            raise InvalidRequestError(
+            raise NotFoundError(
                 f"There is no conversation {conversation_id}. It was deleted, or the address is wrong.",
                 "conversation",
             )
@@ -61,8 +57,7 @@ class Conversations:
         match = _fts_query(query)
         if match is None:
             rows = self._db.rows(
-                "SELECT * FROM conversations WHERE deleted IS NULL"
-                " ORDER BY pinned DESC, updated DESC, id DESC LIMIT ?",
+                "SELECT * FROM conversations WHERE deleted IS NULL ORDER BY pinned DESC, updated DESC, id DESC LIMIT ?",
                 [limit],
             )
             return [SearchHit(conversation=_conversation(row)) for row in rows]
@@ -115,9 +110,7 @@ class Conversations:
         """Hide a conversation; restore() brings it back until purge_deleted() drops it."""
         self.get(conversation_id)
         with self._db.transaction() as connection:
-            connection.execute(
-                "UPDATE conversations SET deleted = ? WHERE id = ?", (time.time(), conversation_id)
-            )
+            connection.execute("UPDATE conversations SET deleted = ? WHERE id = ?", (time.time(), conversation_id))
 
     def restore(self, conversation_id: int) -> Conversation:
         with self._db.transaction() as connection:
@@ -140,7 +133,7 @@ class Conversations:
             [message_id],
         )
         if not rows:
-            raise InvalidRequestError(
+            raise NotFoundError(
                 f"There is no message {message_id}. It was deleted, or the address is wrong.", "message"
             )
         return _message(rows[0])
@@ -149,17 +142,13 @@ class Conversations:
         """Add a user message under an answer, or as a root, and show it."""
         self.get(conversation_id)
         if parent is not None and self.message(parent).conversation != conversation_id:
-            raise InvalidRequestError(
-                f"Message {parent} is not part of conversation {conversation_id}.", "parent"
-            )
+            raise InvalidRequestError(f"Message {parent} is not part of conversation {conversation_id}.", "parent")
         with self._db.transaction() as connection:
             message_id = _insert(connection, conversation_id, parent, "user", text, "complete")
             _show(connection, message_id)
         return self.message(message_id)
 
-    def add_candidates(
-        self, parent: int, count: int, model: str | None, sampling: dict[str, Any]
-    ) -> list[Message]:
+    def add_candidates(self, parent: int, count: int, model: str | None, sampling: dict[str, Any]) -> list[Message]:
         """Add running, empty answers under a user message.
 
         A single one is shown at once; among several nothing is chosen, so that the choice is open.
@@ -243,9 +232,7 @@ class Conversations:
     def interrupt_running(self) -> int:
         """Mark what runs as interrupted, with the text it has; the number marked."""
         with self._db.transaction() as connection:
-            return connection.execute(
-                "UPDATE messages SET state = 'interrupted' WHERE state = 'running'"
-            ).rowcount
+            return connection.execute("UPDATE messages SET state = 'interrupted' WHERE state = 'running'").rowcount
 
     # Branches
 
@@ -304,9 +291,7 @@ class Conversations:
         )
 
     def _messages(self, ids: list[int]) -> dict[int, Message]:
-        rows = self._db.rows(
-            "SELECT * FROM messages WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)]
-        )
+        rows = self._db.rows("SELECT * FROM messages WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)])
         return {row["id"]: _message(row) for row in rows}
 
 

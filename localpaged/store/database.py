@@ -115,8 +115,7 @@ def _explain(error: sqlite3.Error, path: Path) -> str:
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return (
-            f"{path} is locked by another program. Close what has it open (a database browser, a backup)"
-            " and try again."
+            f"{path} is locked by another program. Close what has it open (a database browser, a backup) and try again."
         )
     if name.startswith("SQLITE_NOTADB"):
         return (

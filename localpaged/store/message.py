@@ -6,8 +6,16 @@ from typing import Any, Literal
 
 import msgspec
 
+from localpaged.errors import InvalidRequestError
+
 Role = Literal["user", "assistant"]
 State = Literal["complete", "running", "interrupted", "error"]
+
+
+class NotFoundError(InvalidRequestError):
+    """A conversation or message that is not there."""
+
+    code = "not_found"
 
 
 class Timings(msgspec.Struct, kw_only=True):

@@ -52,15 +52,10 @@ def m002_search(db: sqlite_utils.Database) -> None:
         db[table].enable_fts([column], tokenize="unicode61 remove_diacritics 2")
         # enable_fts's own triggers fire on every update; a choice or a flag must not rewrite the index.
         insert = f"INSERT INTO {table}_fts (rowid, {column}) VALUES (new.rowid, new.{column});"
-        remove = (
-            f"INSERT INTO {table}_fts ({table}_fts, rowid, {column})"
-            f" VALUES ('delete', old.rowid, old.{column});"
-        )
+        remove = f"INSERT INTO {table}_fts ({table}_fts, rowid, {column}) VALUES ('delete', old.rowid, old.{column});"
         db.execute(f"CREATE TRIGGER {table}_ai AFTER INSERT ON {table} BEGIN {insert} END")
         db.execute(f"CREATE TRIGGER {table}_ad AFTER DELETE ON {table} BEGIN {remove} END")
-        db.execute(
-            f"CREATE TRIGGER {table}_au AFTER UPDATE OF {column} ON {table} BEGIN {remove} {insert} END"
-        )
+        db.execute(f"CREATE TRIGGER {table}_au AFTER UPDATE OF {column} ON {table} BEGIN {remove} {insert} END")
 
 
 @MIGRATIONS()

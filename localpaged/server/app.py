@@ -1,0 +1,139 @@
+"""The web server's application: health, the pool's audit, the chat's API, the page, and their guard."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse
+from starlette.staticfiles import StaticFiles
+
+from localpaged import __version__
+from localpaged.engine.client import EngineClient
+from localpaged.errors import EngineDeadError, InvalidRequestError, LocalpagedError, ModelError, StoreError
+from localpaged.server import chat_api, login
+from localpaged.server.history import Tokenizer
+from localpaged.server.jobs import ConversationBusyError, JobManager
+from localpaged.server.security import Access, SecurityMiddleware
+from localpaged.store.message import NotFoundError
+from localpaged.store.store import Store
+
+STATUSES: list[tuple[type[LocalpagedError], int]] = [
+    (NotFoundError, 404),
+    (ConversationBusyError, 409),
+    (InvalidRequestError, 400),
+    (StoreError, 503),
+    (EngineDeadError, 503),
+    (ModelError, 503),
+]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What localpaged.ui brings: files, markup for the page's head and body, and how to mount the rest."""
+
+    static_folder: Path
+    head: str
+    body: str
+    mount: Callable[[FastAPI], None]
+
+
+@dataclass(frozen=True)
+class AppSettings:
+    """What the application needs to know of the configuration."""
+
+    access: Access = field(default_factory=Access)
+    is_default_model: bool = False
+
+
+def create_app(
+    engine: EngineClient,
+    store: Store,
+    tokenizer_provider: Callable[[], Tokenizer],
+    settings: AppSettings | None = None,
+    page: Page | None = None,
+) -> FastAPI:
+    """The application. It starts the engine when it starts; at its end it stops it and closes the store.
+
+    page is localpaged.ui.page.page(); without it there is the API alone. app.state.jobs is the JobManager.
+    """
+    settings = settings or AppSettings()
+    jobs = JobManager(engine, store, tokenizer_provider)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await engine.start()
+        try:
+            yield
+        finally:
+            await jobs.close()
+            await engine.stop()
+            store.close()
+
+    app = FastAPI(title="localpaged", version=__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
+    app.state.jobs = jobs
+    app.add_exception_handler(LocalpagedError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    origins = sorted(settings.access.allowed_origins)
+    app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(
+        SecurityMiddleware,
+        access=settings.access,
+        page_head=page.head if page else "",
+        page_body=page.body if page else "",
+    )
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        if engine.state == "ready":
+            return JSONResponse({"status": "ok", "model": engine.info.name if engine.info else None})
+        if engine.state == "dead":
+            detail = engine.start_error or "The engine process ended. The next message starts it again."
+            return JSONResponse({"status": "dead", "detail": detail}, status_code=503)
+        return JSONResponse({"status": "loading"}, status_code=503)
+
+    @app.get("/api/kv")
+    async def kv() -> dict[str, Any]:
+        if engine.state != "ready":
+            raise ModelError("The model is not loaded. Try again when /health answers 200.")
+        return await engine.stats()
+
+    app.include_router(login.router(settings.access))
+    app.include_router(chat_api.router(engine, store, jobs, tokenizer_provider, settings.is_default_model))
+    if page is not None:
+        app.mount("/static/localpaged", PageFiles(directory=page.static_folder))
+        page.mount(app)
+    return app
+
+
+class PageFiles(StaticFiles):
+    """The page's own files, asked for again after every update."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Any:
+        response = super().file_response(*args, **kwargs)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, LocalpagedError)
+    status = next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
+    return error_response(status, error.code, str(error), getattr(error, "param", None))
+
+
+async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    return error_response(400, "invalid_request", f"{where or 'body'}: {first['msg']}.", where or None)
+
+
+def error_response(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:
+    """An error in the one shape that all of the HTTP API uses, which is OpenAI's."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    body = {"message": message, "type": kind, "param": param, "code": code}
+    return JSONResponse({"error": body}, status_code=status)

@@ -1,0 +1,275 @@
+"""The HTTP API of the chat page: conversations, messages, jobs and their event streams."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Header, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response, StreamingResponse
+
+from localpaged import __version__
+from localpaged.engine.client import EngineClient
+from localpaged.engine.sampling_params import SamplingParams
+from localpaged.errors import LocalpagedError
+from localpaged.server.history import Tokenizer, branch_token_ids, build_prompt
+from localpaged.server.job import Job
+from localpaged.server.jobs import ConversationBusyError, JobManager
+from localpaged.store.message import Conversation, Message
+from localpaged.store.store import Store
+
+WINDOW = 60  # messages of a branch in one answer
+MAX_TEXT_CHARS = 2_000_000
+
+
+class Body(BaseModel):
+    """A request body; a field that is not known is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Sampling(Body):
+    """The controls of the page. Values out of range are refused by SamplingParams."""
+
+    n: int = Field(default=1, ge=1, le=8)
+    temperature: float = 0.8
+    top_p: float = 0.95
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = 512
+    seed: int | None = None
+
+    def params(self) -> SamplingParams:
+        """With a seed in any case, so that what is shown can be drawn again."""
+        values = self.model_dump()
+        if values["seed"] is None:
+            values["seed"] = secrets.randbelow(2**31)
+        return SamplingParams(**values)
+
+
+class NewConversation(Body):
+    title: str = Field(default="", max_length=300)
+    system_prompt: str = Field(default="", max_length=MAX_TEXT_CHARS)
+    settings: dict[str, Any] = {}
+
+
+class ConversationChange(Body):
+    title: str | None = Field(default=None, max_length=300)
+    system_prompt: str | None = Field(default=None, max_length=MAX_TEXT_CHARS)
+    settings: dict[str, Any] | None = None
+    pinned: bool | None = None
+
+
+class NewMessage(Body):
+    parent: int | None
+    text: str = Field(max_length=MAX_TEXT_CHARS)
+    sampling: Sampling = Sampling()
+
+
+class Again(Body):
+    sampling: Sampling = Sampling()
+
+
+class StopSome(Body):
+    candidates: list[int] | None = None
+
+
+class MessageIds(Body):
+    ids: list[int]
+
+
+class Draft(Body):
+    """A message that is being written; conversation is None before the first one is sent."""
+
+    conversation: int | None = None
+    parent: int | None = None
+    text: str = Field(default="", max_length=MAX_TEXT_CHARS)
+    system_prompt: str = Field(default="", max_length=MAX_TEXT_CHARS)
+
+
+def router(
+    engine: EngineClient,
+    store: Store,
+    jobs: JobManager,
+    tokenizer_provider: Callable[[], Tokenizer],
+    is_default_model: bool = False,
+) -> APIRouter:
+    """Everything under /api that the page uses, apart from /api/kv."""
+    routes = APIRouter(prefix="/api")
+    chats = store.conversations
+
+    async def view(conversation_id: int, before: int | None = None) -> dict[str, Any]:
+        conversation = await store.do(chats.get, conversation_id)
+        branch = await store.do(chats.branch, conversation_id, WINDOW, before)
+        job = jobs.running_in(conversation_id)
+        return {
+            "conversation": conversation_json(conversation),
+            "turns": [{"message": message_json(turn.message), "siblings": turn.sibling_ids} for turn in branch.turns],
+            "open_candidates": [message_json(message) for message in branch.open_candidates],
+            "num_earlier": branch.num_earlier,
+            "job": {"id": job.id, "user": job.user.id} if job else None,
+        }
+
+    def started(job: Job) -> dict[str, Any]:
+        return {"job": job.id, "user": job.user.id, "conversation": job.conversation_id}
+
+    @routes.get("/state")
+    async def state() -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "engine": engine.state,
+            "error": engine.start_error,
+            "model": msgspec.to_builtins(engine.info) if engine.info else None,
+            "is_default_model": is_default_model,
+            "num_conversations": await store.do(chats.count),
+            "defaults": Sampling(n=4).model_dump(),
+        }
+
+    @routes.get("/conversations")
+    async def list_conversations(query: str = "") -> dict[str, Any]:
+        hits = await store.do(chats.search, query)
+        running = set(jobs.running_conversations())
+        return {
+            "conversations": [
+                {
+                    **conversation_json(hit.conversation),
+                    "snippet": hit.snippet,
+                    "running": hit.conversation.id in running,
+                }
+                for hit in hits
+            ],
+            "total": await store.do(chats.count),
+        }
+
+    @routes.post("/conversations", status_code=201)
+    async def create_conversation(body: NewConversation) -> dict[str, Any]:
+        conversation = await store.do(chats.create, body.title, body.system_prompt, body.settings)
+        return await view(conversation.id)
+
+    @routes.get("/conversations/{conversation_id}")
+    async def get_conversation(conversation_id: int, before: int | None = None) -> dict[str, Any]:
+        return await view(conversation_id, before)
+
+    @routes.patch("/conversations/{conversation_id}")
+    async def change_conversation(conversation_id: int, body: ConversationChange) -> dict[str, Any]:
+        fields = {name: value for name, value in body.model_dump().items() if value is not None}
+        return conversation_json(await store.do(chats.update, conversation_id, **fields))
+
+    @routes.delete("/conversations/{conversation_id}")
+    async def delete_conversation(conversation_id: int) -> dict[str, Any]:
+        await store.do(chats.delete, conversation_id)
+        if job := jobs.running_in(conversation_id):
+            await jobs.stop(job.id)
+        await store.do(chats.purge_deleted, 600)
+        return {"deleted": conversation_id}
+
+    @routes.post("/conversations/{conversation_id}/restore")
+    async def restore_conversation(conversation_id: int) -> dict[str, Any]:
+        await store.do(chats.restore, conversation_id)
+        return await view(conversation_id)
+
+    @routes.post("/conversations/{conversation_id}/messages", status_code=202)
+    async def send_message(conversation_id: int, body: NewMessage) -> dict[str, Any]:
+        return started(await jobs.ask(conversation_id, body.parent, body.text, body.sampling.params()))
+
+    @routes.post("/messages/{message_id}/regenerate", status_code=202)
+    async def regenerate(message_id: int, body: Again) -> dict[str, Any]:
+        return started(await jobs.regenerate(message_id, body.sampling.params()))
+
+    @routes.post("/messages/{message_id}/choose")
+    async def choose(message_id: int) -> dict[str, Any]:
+        """Show a message among its siblings; where they are being written, stop the others."""
+        message = await store.do(chats.choose, message_id)
+        job = jobs.running_in(message.conversation)
+        if job and message_id in [candidate.message.id for candidate in job.candidates]:
+            others = [c.index for c in job.candidates if c.message.id != message_id and c.running]
+            if others:
+                await jobs.stop(job.id, others)
+        return await view(message.conversation)
+
+    @routes.post("/messages/{message_id}/reopen")
+    async def reopen(message_id: int) -> dict[str, Any]:
+        """Lay the answers to a user message side by side again."""
+        message = await store.do(chats.reopen_choice, message_id)
+        return await view(message.conversation)
+
+    @routes.post("/messages/delete")
+    async def delete_messages(body: MessageIds) -> dict[str, Any]:
+        messages = [await store.do(chats.message, message_id) for message_id in body.ids]
+        for message in messages:
+            if jobs.running_in(message.conversation):
+                raise ConversationBusyError("Stop the answers first, then delete.", "ids")
+        await store.do(chats.delete_messages, body.ids)
+        return await view(messages[0].conversation) if messages else {}
+
+    @routes.post("/jobs/{job_id}/stop")
+    async def stop(job_id: str, body: StopSome) -> dict[str, Any]:
+        await jobs.stop(job_id, body.candidates)
+        return {"stopped": job_id}
+
+    @routes.get("/jobs/{job_id}/events")
+    async def events(
+        request: Request,
+        job_id: str,
+        cursor: int | None = None,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        """A job's events; each id is the cursor from which to go on. 204: nothing more will come."""
+        job = jobs.get(job_id)
+        if job is None:
+            return Response(status_code=204)
+        if last_event_id is not None and last_event_id.isdigit():
+            cursor = int(last_event_id)
+            if job.done.is_set() and cursor >= len(job.log):
+                return Response(status_code=204)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(_event_stream(job, cursor), 200, headers, "text/event-stream")
+
+    @routes.post("/count")
+    async def count(body: Draft) -> dict[str, Any]:
+        """How many of the window's tokens the branch and the draft take, exactly."""
+        path = await store.do(chats.path_to, body.parent)
+        system_prompt = body.system_prompt
+        if body.conversation is not None:
+            system_prompt = (await store.do(chats.get, body.conversation)).system_prompt
+        window = engine.info.max_model_len if engine.info else None
+        history = len(branch_token_ids(path))
+        if not body.text.strip():
+            return {"history": history, "draft": 0, "window": window}
+        draft = Message(id=0, conversation=0, parent=body.parent, role="user", text=body.text)
+        try:
+            tokenizer = await asyncio.to_thread(tokenizer_provider)
+            prompt = await asyncio.to_thread(build_prompt, tokenizer, system_prompt, [*path, draft])
+        except LocalpagedError:
+            return {"history": history, "draft": None, "window": window}
+        return {
+            "history": min(history, prompt.num_kept),
+            "draft": len(prompt.token_ids) - min(history, prompt.num_kept),
+            "window": window,
+        }
+
+    return routes
+
+
+async def _event_stream(job: Job, cursor: int | None) -> AsyncIterator[bytes]:
+    yield b"retry: 1000\n\n"
+    async for place, event in job.follow(cursor):
+        if event is None:
+            yield b": still here\n\n"
+        else:
+            yield b"id: %d\ndata: %s\n\n" % (place, msgspec.json.encode(event))
+
+
+def conversation_json(conversation: Conversation) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(conversation)
+    del fields["chosen_root"]
+    return fields
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(message)
+    fields["num_token_ids"] = len(fields.pop("token_ids"))
+    return fields
