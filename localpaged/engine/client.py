@@ -1,28 +1,95 @@
 """The server's handle on one engine process: start, generate, cancel, audit; it starts a dead one again."""
 
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Literal
 
-from localpaged.engine.messages import Event, ModelInfo
+import msgspec
+
+from localpaged.engine.config import EngineConfig
+from localpaged.engine.messages import (
+    AskStats,
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    ModelInfo,
+    Ready,
+    Reply,
+    Shutdown,
+    StartFailed,
+    Stats,
+)
 from localpaged.engine.sampling_params import SamplingParams
+from localpaged.engine.wire import HEADER, decode_replies, encode
+from localpaged.errors import EngineDeadError, ModelError
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 5.0
 
 
 class EngineClient:
     """One engine process. All methods belong to the event loop that called start()."""
 
-    info: ModelInfo | None = None
-    state: Literal["starting", "ready", "dead", "stopped"] = "stopped"
-    start_error: str | None = None
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.info: ModelInfo | None = None
+        self.state: Literal["starting", "ready", "dead", "stopped"] = "stopped"
+        self.start_error: str | None = None
+        self.num_restarts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        self._events: dict[str, asyncio.Queue[Event]] = {}
+        self._stats: dict[int, asyncio.Future[dict[str, int | float | str | bool]]] = {}
+        self._ids = itertools.count()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id while there is one."""
+        return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
         """Launch the process; returns at once. wait_ready() tells when the model is loaded."""
-        raise NotImplementedError
+        if self.state in ("starting", "ready"):
+            return
+        self.state, self.start_error = "starting", None
+        self._settled.clear()
+        ours, theirs = socket.socketpair()
+        environment = dict(os.environ)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "localpaged.engine.process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        body = msgspec.msgpack.encode(self.config)
+        self._writer.write(HEADER.pack(len(body)) + body)
+        self._reading = asyncio.create_task(self._read(reader, self._process))
 
     async def wait_ready(self) -> ModelInfo:
         """Wait for the model. Raises ModelError with the child's message when it cannot be loaded."""
-        raise NotImplementedError
+        await self._settled.wait()
+        if self.info is None or self.state != "ready":
+            raise ModelError(self.start_error or "The engine is stopped.")
+        return self.info
 
-    def generate(
+    async def generate(
         self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
     ) -> AsyncIterator[Event]:
         """Submit one request and yield its events until Finished or Failed.
@@ -30,16 +97,115 @@ class EngineClient:
         Restarts a dead process first. When the process dies under the request the last event is
         Failed with code "engine_dead". Closing the iterator early cancels the request.
         """
-        raise NotImplementedError
+        request_id = request_id or f"request-{next(self._ids)}"
+        if self.state == "dead":
+            self.num_restarts += 1
+            await self.start()
+        try:
+            await self.wait_ready()
+        except ModelError as error:
+            yield Failed(request_id=request_id, code=error.code, message=str(error))
+            return
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events[request_id] = events
+        ended = False
+        try:
+            self._send(Generate(request_id=request_id, prompt_token_ids=prompt_token_ids, params=params))
+            while not ended:
+                event = await events.get()
+                ended = isinstance(event, Finished | Failed)
+                yield event
+        finally:
+            self._events.pop(request_id, None)
+            if not ended and self.state == "ready":
+                self._send(Cancel(request_id))
 
     async def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its candidates, within one step. Unknown ids are ignored."""
-        raise NotImplementedError
+        if self.state == "ready":
+            self._send(Cancel(request_id, index))
 
     async def stats(self) -> dict[str, int | float | str | bool]:
-        """The pool's audit: block_size, num_blocks, free, cached, referenced, shared, waste_tokens, ..."""
-        raise NotImplementedError
+        """The pool's audit: block_size, num_blocks, free, cached, referenced, shared, waste_tokens, ...
+
+        Raises EngineDeadError when there is no engine to ask.
+        """
+        if self.state != "ready":
+            raise EngineDeadError(self.start_error or f"The engine is {self.state}.")
+        call_id = next(self._ids)
+        answer: asyncio.Future[dict[str, int | float | str | bool]] = asyncio.get_running_loop().create_future()
+        self._stats[call_id] = answer
+        self._send(AskStats(call_id))
+        return await answer
 
     async def stop(self) -> None:
         """End the process and wait for it."""
-        raise NotImplementedError
+        process, reading = self._process, self._reading
+        self.state = "stopped"
+        self._settled.set()
+        if self._writer is not None:
+            with contextlib.suppress(ConnectionError):
+                self._send(Shutdown())
+                await self._writer.drain()
+        if process is not None:
+            try:
+                await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+        if reading is not None:
+            await reading
+        self._process = None
+
+    def _send(self, command: Command) -> None:
+        # Without a writer the process has just ended, and _on_end() tells everyone who waits.
+        if self._writer is not None:
+            self._writer.write(encode([command]))
+
+    async def _read(self, reader: asyncio.StreamReader, process: "subprocess.Popen[bytes]") -> None:
+        try:
+            while True:
+                header = await reader.readexactly(HEADER.size)
+                for reply in decode_replies(await reader.readexactly(HEADER.unpack(header)[0])):
+                    self._deliver(reply)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(ConnectionError):
+                await self._writer.wait_closed()
+            self._writer = None
+        code = await asyncio.to_thread(process.wait)
+        self._on_end(code)
+
+    def _deliver(self, reply: Reply) -> None:
+        if isinstance(reply, Ready):
+            self.info, self.state = reply.info, "ready"
+            self._settled.set()
+        elif isinstance(reply, StartFailed):
+            self.start_error = reply.message
+        elif isinstance(reply, Stats):
+            answer = self._stats.pop(reply.call_id, None)
+            if answer is not None and not answer.done():
+                answer.set_result(reply.values)
+        elif reply.request_id in self._events:
+            self._events[reply.request_id].put_nowait(reply)
+
+    def _on_end(self, code: int) -> None:
+        """The process has ended: fail what was running, and leave the rest to the next message."""
+        message = (
+            "The engine process was killed (out of memory, or by hand)"
+            if code < 0
+            else f"The engine process ended with exit code {code}"
+        ) + ". What was shown is kept; send the message again and the model is loaded anew."
+        if self.state != "stopped":
+            logger.error("%s", self.start_error or message)
+            self.start_error = self.start_error or message
+            self.state = "dead"
+        for request_id, events in self._events.items():
+            events.put_nowait(Failed(request_id=request_id, code=EngineDeadError.code, message=message))
+        for answer in self._stats.values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError(message))
+        self._stats.clear()
+        self._settled.set()
