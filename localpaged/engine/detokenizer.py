@@ -6,9 +6,8 @@ Knows a decode function and strings; nothing of models or requests.
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
-# A character of UTF-8 has four bytes at most, so a text that still ends in a broken one after four
-# more tokens holds bytes that are no character at all.
-LONGEST_CHARACTER = 4
+# A character of UTF-8 has four bytes at most, so one that is not whole yet began at most three tokens ago.
+LONGEST_BEGINNING = 3
 
 Decode = Callable[[list[int]], str]
 
@@ -46,11 +45,18 @@ class Detokenizer:
 
     def _new_text(self) -> str:
         text = self._tail()
-        broken = text.endswith(REPLACEMENT)
-        if not text or (broken and len(self._token_ids) - self._read < LONGEST_CHARACTER):
+        if not text:
             return ""
-        self._context, self._read = self._read, len(self._token_ids)
-        return text
+        if not text.endswith(REPLACEMENT):
+            self._context, self._read = self._read, len(self._token_ids)
+            return text
+        settled = len(self._token_ids) - LONGEST_BEGINNING
+        if settled <= self._read:
+            return ""
+        # Still broken: what stands before the last few tokens will never become a character.
+        before = self._decode(self._token_ids[self._context : self._read])
+        self._read = settled
+        return self._decode(self._token_ids[self._context : settled])[len(before) :]
 
     def _release(self, text: str, check_stop: bool) -> str:
         if self.matched_stop is not None:

@@ -1,9 +1,9 @@
 """The engine in this process: prompts in, answers out.
 
-    from localpaged import LLM, SamplingParams
-    llm = LLM()
-    for out in llm.generate(["Why is the sea salt?"], SamplingParams(n=4, max_tokens=64)):
-        print(out.outputs[0].text)
+from localpaged import LLM, SamplingParams
+llm = LLM()
+for out in llm.generate(["Why is the sea salt?"], SamplingParams(n=4, max_tokens=64)):
+    print(out.outputs[0].text)
 """
 
 import itertools
@@ -132,9 +132,7 @@ class LLM:
         return outputs
 
     @staticmethod
-    def _take(
-        events: list[Event], by_id: dict[str, RequestOutput], on_event: Callable[[Event], None] | None
-    ) -> None:
+    def _take(events: list[Event], by_id: dict[str, RequestOutput], on_event: Callable[[Event], None] | None) -> None:
         for event in events:
             output = by_id[event.request_id]
             if isinstance(event, Failed):

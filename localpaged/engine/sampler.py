@@ -129,7 +129,7 @@ def _filter_top(logits: Tensor, top_k: list[int], top_p: list[float]) -> None:
     """
     vocab_size = logits.shape[1]
     rows = [row for row, (k, p) in enumerate(zip(top_k, top_p, strict=True)) if 0 < k < vocab_size or p < 1.0]
-    width = FIRST_TOP_P_WIDTH
+    width = max([FIRST_TOP_P_WIDTH, *(k for k in top_k if k < vocab_size)])
     while rows:
         ks = torch.tensor([top_k[row] if 0 < top_k[row] < vocab_size else vocab_size for row in rows])
         ps = torch.tensor([top_p[row] for row in rows], dtype=torch.float64)

@@ -265,7 +265,7 @@ class Scheduler:
 
     @staticmethod
     def _decodes(chunk: Chunk) -> bool:
-        return chunk.num_tokens == 1 and chunk.sequence.request.phase is Phase.DECODE
+        return chunk.sequence.num_uncomputed == 1 and chunk.sequence.request.phase is Phase.DECODE
 
     def _preempt(self, request: Request) -> None:
         """Take all blocks of a request back; it waits at the front and is computed again from its tokens."""

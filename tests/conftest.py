@@ -1,0 +1,33 @@
+"""What every test may use: a home of its own, and the default model."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before any import of the project: tests share one home, so that what is slow to build is built once,
+# and never touch the home of the person who runs them.
+_home = Path(tempfile.gettempdir()) / f"localpaged-tests-{os.getuid()}"
+_home.mkdir(mode=0o700, exist_ok=True)
+os.environ["LOCALPAGED_HOME"] = str(_home)
+os.environ["HF_HUB_OFFLINE"] = "1"
+for _name in [name for name in os.environ if name.startswith("LOCALPAGED_") and name != "LOCALPAGED_HOME"]:
+    del os.environ[_name]
+
+
+@pytest.fixture(scope="session")
+def default_model_path() -> Path:
+    from localpaged.models.locate import locate_model
+
+    return locate_model(None).path
+
+
+@pytest.fixture
+def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A LOCALPAGED_HOME with nothing in it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("LOCALPAGED_HOME", str(home))
+    yield home
