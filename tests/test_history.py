@@ -115,9 +115,7 @@ def test_half_a_character_at_the_cut_does_not_confuse_the_comparison() -> None:
     ),
     st.booleans(),
 )
-def test_every_prompt_decodes_to_the_rendered_template(
-    turns: list[tuple[str, str, bool]], strips: bool
-) -> None:
+def test_every_prompt_decodes_to_the_rendered_template(turns: list[tuple[str, str, bool]], strips: bool) -> None:
     tokenizer = FakeTokenizer(strips)
     path: list[Message] = []
     for question, answer, ends in turns:

@@ -53,9 +53,7 @@ def answers(store: Store, conversation_id: int) -> list[Message]:
 
 def told(log: list[dict[str, Any]], index: int) -> str:
     """The text that a follower has put together for one candidate."""
-    return "".join(
-        part["text"] for event in log for part in event.get("candidates", []) if part["i"] == index
-    )
+    return "".join(part["text"] for event in log for part in event.get("candidates", []) if part["i"] == index)
 
 
 def test_four_answers_are_stored_as_siblings_with_ids_ends_and_timings(tmp_path: Path) -> None:
@@ -169,9 +167,7 @@ def test_a_candidate_stopped_before_the_request_is_sent_stays_stopped(tmp_path: 
             job = await jobs.ask(conversation.id, None, "Hi", FOUR)
             await jobs.stop(job.id, [0])
             await finished(job)
-            ends = [
-                (message.finish_reason, bool(message.text)) for message in answers(store, conversation.id)
-            ]
+            ends = [(message.finish_reason, bool(message.text)) for message in answers(store, conversation.id)]
             assert ends == [("cancelled", False), ("stop", True), ("stop", True), ("stop", True)]
 
     asyncio.run(run())
@@ -252,9 +248,7 @@ def test_an_answer_is_limited_to_the_room_that_the_window_leaves(tmp_path: Path)
         async with running(tmp_path, engine) as (jobs, store):
             conversation = store.conversations.create()
             await finished(await jobs.ask(conversation.id, None, "Hi", SamplingParams(n=1, max_tokens=90)))
-            await finished(
-                await jobs.ask(conversation.id, None, "Hello", SamplingParams(n=1, max_tokens=None))
-            )
+            await finished(await jobs.ask(conversation.id, None, "Hello", SamplingParams(n=1, max_tokens=None)))
             assert [
                 params.max_tokens == 100 - len(prompt)
                 for params, prompt in zip(engine.params, engine.prompts, strict=True)
@@ -367,9 +361,7 @@ def test_a_full_disk_is_told_to_the_watcher_and_the_text_is_stored_when_there_is
     asyncio.run(run())
 
 
-def test_a_message_that_cannot_be_stored_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_that_cannot_be_stored_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         engine = FakeEngine()
         async with running(tmp_path, engine) as (jobs, store):

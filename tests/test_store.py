@@ -263,9 +263,7 @@ def test_calls_from_the_event_loop_run_in_order_on_another_thread(store: Store) 
     async def use() -> list[str]:
         chats = store.conversations
         conversation = await store.do(chats.create, "one")
-        await asyncio.gather(
-            *(store.do(chats.update, conversation.id, title=str(count)) for count in range(20))
-        )
+        await asyncio.gather(*(store.do(chats.update, conversation.id, title=str(count)) for count in range(20)))
         return [hit.conversation.title for hit in await store.do(chats.search)]
 
     assert asyncio.run(use()) == ["19"]
@@ -299,8 +297,7 @@ def test_a_newer_database_is_refused_and_left_as_it_is(path: Path) -> None:
     Store(path).close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(
-            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at)"
-            " VALUES ('localpaged', 'm999', '')"
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('localpaged', 'm999', '')"
         )
     before = path.read_bytes()
     with pytest.raises(StoreError, match=r"newer localpaged \(it has m999\).*Update"):

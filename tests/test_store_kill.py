@@ -45,9 +45,7 @@ while True:
 def test_kill_9_at_any_moment_loses_nothing_that_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "chats.db"
     for attempt in range(8):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         said = [process.stdout.readline()]
         time.sleep(0.05 + 0.037 * attempt)
