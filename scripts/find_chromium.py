@@ -31,13 +31,12 @@ def main() -> int:
     if path is None and os.environ.get("CHROMIUM"):
         print(f"CHROMIUM is {os.environ['CHROMIUM']!r}, which cannot be run. Correct or unset it.", file=sys.stderr)
         return 2
-    if path is None and "--install" in sys.argv[1:]:
-        if shutil.which("apt-get") and os.geteuid() == 0:
-            try:
-                install()
-            except subprocess.CalledProcessError as error:
-                print(f"Installing chromium failed: {' '.join(error.cmd)}", file=sys.stderr)
-            path = find()
+    if path is None and "--install" in sys.argv[1:] and shutil.which("apt-get") and os.geteuid() == 0:
+        try:
+            install()
+        except subprocess.CalledProcessError as error:
+            print(f"Installing chromium failed: {' '.join(error.cmd)}", file=sys.stderr)
+        path = find()
     if path is None:
         print(
             "No Chromium was found, and the browser tests need one. Install Chromium or Chrome, or set CHROMIUM to"

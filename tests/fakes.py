@@ -86,6 +86,8 @@ class FakeEngine(EngineClient):
         self.hold: asyncio.Event | None = None
         self.die_after: int | None = None
         self.starts = 0
+        self.info: ModelInfo | None = None
+        self.start_error: str | None = None
         self.state: Literal["starting", "ready", "dead", "stopped"] = "stopped"
         self._loaded = asyncio.Event()
         self._loading: asyncio.Task[None] | None = None
@@ -128,9 +130,7 @@ class FakeEngine(EngineClient):
     ) -> AsyncIterator[Event]:
         return self._generate(prompt_token_ids, params, request_id or "request")
 
-    async def _generate(
-        self, prompt: list[int], params: SamplingParams, request_id: str
-    ) -> AsyncIterator[Event]:
+    async def _generate(self, prompt: list[int], params: SamplingParams, request_id: str) -> AsyncIterator[Event]:
         if self.state == "dead":
             await self.start()
         await self.wait_ready()

@@ -46,7 +46,7 @@ class Sampling(Body):
         """With a seed in any case, so that what is shown can be drawn again."""
         values = self.model_dump()
         if values["seed"] is None:
-            values["seed"] = secrets.randbelow(2**31)
+            values["seed"] = secrets.randbelow(10_000)
         return SamplingParams(**values)
 
 

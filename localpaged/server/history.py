@@ -6,7 +6,7 @@ they agree the ids are kept, and only the rest is encoded. Knows nothing of the 
 """
 
 import os.path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from localpaged.store.message import Message
 
@@ -14,11 +14,11 @@ from localpaged.store.message import Message
 class Tokenizer(Protocol):
     """What this needs of localpaged.models.chat_tokenizer.ChatTokenizer."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, /) -> list[int]: ...
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str: ...
+    def decode(self, token_ids: list[int], /, skip_special_tokens: bool = False) -> str: ...
 
-    def render_chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str: ...
+    def render_chat(self, messages: list[dict[str, Any]], /, add_generation_prompt: bool = True) -> str: ...
 
 
 class Prompt(NamedTuple):

@@ -218,10 +218,10 @@ class _Page:
         return wrapped
 
     def rewrite(self, page: str, nonce: str) -> str:
-        page = re.sub(r"<script(?=[\s>])", f'<script nonce="{nonce}"', page)
         page = re.sub(r'\s*<meta\s+(?:property="og:|name="twitter:)[^>]*>', "", page)
         page = page.replace("</head>", f"{self._head}</head>", 1)
-        return re.sub(r"(<body[^>]*>)", lambda match: match.group(1) + self._body, page, count=1)
+        page = re.sub(r"(<body[^>]*>)", lambda match: match.group(1) + self._body, page, count=1)
+        return re.sub(r"<script(?=[\s>])", f'<script nonce="{nonce}"', page)
 
 
 def _error(status: int, code: str, message: str) -> JSONResponse:

@@ -1,0 +1,49 @@
+"""A real server process on the scripted engine, for looking at the page: python tests/serve_fake.py PORT FOLDER.
+
+Environment: FAKE_TOKEN_S (pace), FAKE_LOAD_S, FAKE_LOAD_ERROR, FAKE_API_KEY.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import uvicorn
+from fakes import FakeEngine, FakeTokenizer
+
+from localpaged.server.app import AppSettings, create_app
+from localpaged.server.security import Access
+from localpaged.store.store import Store
+from localpaged.ui.page import page
+
+ANSWERS = [
+    "**The Lamp Room.** It names the one room where people naturally lower their voices, and it promises light"
+    " rather than history.\n\n- quiet\n- easy to say\n- fits on a sign",
+    "**Stillwater Light.** Calm water is what a keeper hopes to see, and the word “still” does the hushing for"
+    " you. It also leaves room for the sea.\n\n| name | tone |\n|---|---|\n| Stillwater | calm |\n| Beacon | loud |",
+    "**Between Beams.** The dark interval of a revolving light is when you notice the sea; the museum lives in"
+    " that pause.\n\n```python\ndef flash(on=0.4, dark=4.6):\n    # the pause is the point\n    return on + dark\n```",
+    "**Keeper’s Hour.** One hour is as long as anyone stays at the top, and the hour before closing is the"
+    " quietest of all; naming it invites people to come late and stay a while. It costs $5, or $8 for two.",
+]
+
+
+def answer(prompt: str, index: int) -> str:
+    return ANSWERS[index % 4]
+
+
+def main() -> None:
+    port, folder = int(sys.argv[1]), Path(sys.argv[2])
+    engine = FakeEngine(
+        answer,
+        token_s=float(os.environ.get("FAKE_TOKEN_S", "0.02")),
+        load_s=float(os.environ.get("FAKE_LOAD_S", "0")),
+        load_error=os.environ.get("FAKE_LOAD_ERROR"),
+        chars_per_token=4,
+    )
+    settings = AppSettings(Access(api_key=os.environ.get("FAKE_API_KEY")), is_default_model=True)
+    app = create_app(engine, Store(folder / "chats.db"), FakeTokenizer, settings, page())
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+
+
+if __name__ == "__main__":
+    main()

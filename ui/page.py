@@ -1,0 +1,62 @@
+"""The chat page: Gradio lays it out and brings the controls; one gr.HTML draws the conversation.
+
+The drawing is done by the files under static/ (see static/js/main.js), fed by the server's native API
+and event streams. Nothing is loaded from elsewhere.
+"""
+
+import warnings
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from localpaged.server.app import Page
+from localpaged.ui.controls import controls
+
+STATIC = Path(__file__).parent / "static"
+
+HEAD = """
+<script src="/static/localpaged/js/theme.js"></script>
+<link rel="icon" href="/static/localpaged/favicon.svg">
+<link rel="stylesheet" href="/static/localpaged/css/frame.css">
+<link rel="stylesheet" href="/static/localpaged/css/chat.css">
+<link rel="stylesheet" href="/static/localpaged/css/side.css">
+<link rel="modulepreload" href="/static/localpaged/js/main.js">
+"""
+BODY = '<div id="lp-boot"><i>localpaged</i><b></b><u></u><p>Opening the chat…</p></div>'
+
+MOUNT_CHAT = "import('/static/localpaged/js/main.js').then((page) => page.mountChat(element, trigger));"
+MOUNT_KV = "import('/static/localpaged/js/main.js').then((page) => page.mountKv(element));"
+
+
+def page() -> Page:
+    """What localpaged.server.app.create_app needs to serve the chat page at /."""
+    return Page(static_folder=STATIC, head=HEAD, body=BODY, mount=mount)
+
+
+def mount(app: FastAPI) -> None:
+    """Put Gradio's application at / of another one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import gradio as gr
+
+        theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+        with gr.Blocks(title="localpaged", analytics_enabled=False, fill_width=True) as blocks:
+            chat = gr.HTML("", elem_id="lp-chat", js_on_load=MOUNT_CHAT, apply_default_css=False, container=False)
+            with gr.Column(elem_id="lp-side"), gr.Tabs():
+                with gr.Tab("Parameters"):
+                    controls(chat)
+                with gr.Tab("KV memory"):
+                    gr.HTML("", elem_id="lp-kv", js_on_load=MOUNT_KV, apply_default_css=False)
+        gr.mount_gradio_app(
+            app,
+            blocks,
+            "/",
+            theme=theme,
+            footer_links=[],
+            run_history=False,
+            show_error=False,
+            ssr_mode=False,
+            enable_monitoring=False,
+            mcp_server=False,
+            pwa=False,
+        )

@@ -1,0 +1,124 @@
+// The answers to one message side by side, while they are written and until one is chosen.
+
+import { announce, bytes, h, plural } from "./dom.js";
+import { Candidate } from "./candidate.js";
+
+/** The answers that belong together: those of the latest request, at the end of the list. */
+export function latestOf(messages) {
+  const begin = messages.findLastIndex((message) => message.candidate === 0);
+  return begin > 0 ? messages.slice(begin) : messages;
+}
+
+export class Deck {
+  /** messages: the answers shown. hidden: how many earlier ones are not. actions: what buttons do. */
+  constructor(messages, { hidden = 0, actions, kv }) {
+    this.actions = actions;
+    this.kv = kv;
+    this.cards = messages.map((message, place) => new Candidate(message, place, actions));
+    this.grid = h(
+      "div",
+      { class: "lp-deck", "data-n": String(messages.length), role: "group", "aria-label": "Answers to choose from" },
+      ...this.cards.map((card) => card.element),
+    );
+    this.note = h("b", {});
+    this.share = h("span", {});
+    this.saved = h("span", {});
+    this.hint = h("span", { class: "lp-deck-hint" });
+    this.earlier = h(
+      "button",
+      { class: "lp-btn ghost", type: "button", onclick: () => actions.showEarlier() },
+      `Show ${plural(hidden, "earlier answer")}`,
+    );
+    this.earlier.hidden = !hidden;
+    this.again = h("button", { class: "lp-btn ghost", type: "button", onclick: () => actions.regenerate() }, "Regenerate");
+    this.summary = h(
+      "div",
+      { class: "lp-summary" },
+      this.note,
+      this.share,
+      this.saved,
+      h("span", { class: "lp-gap" }),
+      this.hint,
+      this.earlier,
+      this.again,
+    );
+    this.element = h("div", { class: messages.length === 1 ? "lp-deck-frame solo" : "lp-deck-frame" }, this.grid, this.summary);
+    this.grid.addEventListener("keydown", (event) => this.moveFocus(event));
+    this.show();
+  }
+
+  get running() {
+    return this.cards.some((card) => card.running);
+  }
+
+  /** Apply an event of the job's stream. Returns whether it was the last. */
+  take(event) {
+    if (event.type === "snapshot") {
+      this.prefill = event.prefill;
+      for (const part of event.candidates) this.cards[part.i]?.take(part, true);
+      this.setPhase(event.phase);
+    } else if (event.type === "phase") {
+      this.setPhase(event.phase);
+    } else if (event.type === "prefill") {
+      this.prefill = event;
+      this.setPhase(this.phase);
+    } else if (event.type === "tokens") {
+      for (const part of event.candidates) this.cards[part.i]?.take(part, false);
+    }
+    this.show();
+    return event.type === "done" || (event.type === "snapshot" && event.phase === "done");
+  }
+
+  /** Take what the server stored of the same answers. */
+  update(messages) {
+    messages.forEach((message, place) => this.cards[place].update(message));
+    this.show();
+  }
+
+  setPhase(phase) {
+    this.phase = phase;
+    for (const card of this.cards) if (card.running) card.setPhase(phase, this.prefill);
+  }
+
+  show() {
+    const running = this.running;
+    const count = this.cards.length;
+    this.note.textContent = `${plural(count, "answer")}, 1 prefill`;
+    const shared = Math.max(0, ...this.cards.map((card) => card.figures.num_shared_blocks ?? 0));
+    const own = this.cards.reduce((sum, card) => sum + (card.figures.num_own_blocks ?? 0), 0);
+    const alone = this.cards.reduce(
+      (sum, card) => sum + (card.figures.num_shared_blocks ?? 0) + (card.figures.num_own_blocks ?? 0),
+      0,
+    );
+    const saved = alone - own - shared;
+    this.share.textContent = saved > 0 ? `${Math.round((100 * (alone - own)) / alone)} % of KV shared` : "";
+    const each = this.kv()?.bytes_per_block;
+    this.saved.textContent = saved > 0 && each ? `${bytes(saved * each)} saved` : "";
+    this.again.hidden = running;
+    this.hint.textContent = running || count < 2 ? "" : `Press 1–${count} or Choose to go on`;
+    this.grid.classList.toggle("open", !running);
+  }
+
+  /** Say once that all answers are there. */
+  announceEnd() {
+    const failed = this.cards.filter((card) => card.message.state === "error").length;
+    announce(failed ? `${plural(failed, "answer")} failed.` : `${plural(this.cards.length, "answer")} complete.`);
+  }
+
+  cardOf(key) {
+    return this.cards[Number(key) - 1] ?? null;
+  }
+
+  focusFirst() {
+    this.cards[0]?.element.focus();
+    this.grid.scrollIntoView({ block: "nearest" });
+  }
+
+  moveFocus(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const place = this.cards.findIndex((card) => card.element === event.target);
+    if (!step || place < 0) return;
+    event.preventDefault();
+    this.cards[(place + step + this.cards.length) % this.cards.length].element.focus();
+  }
+}

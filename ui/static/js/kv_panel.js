@@ -1,0 +1,98 @@
+// The pool's numbers on the right: how full it is, what is shared, what this turn reused.
+
+import { bytes, count, h, rate, seconds } from "./dom.js";
+
+const CELLS = 264;
+
+export class KvPanel {
+  constructor(element) {
+    this.big = h("div", { class: "lp-big" }, "–");
+    this.sub = h("div", { class: "lp-sub" });
+    this.map = h("div", { class: "lp-map", role: "img" });
+    this.cells = Array.from({ length: CELLS }, () => h("i"));
+    this.map.append(...this.cells);
+    this.legend = h("div", { class: "lp-legend" });
+    this.pool = h("dl", { class: "lp-kv" });
+    this.turn = h("dl", { class: "lp-kv" });
+    this.element = h("div", { class: "lp-kv-panel" }, this.big, this.sub, this.map, this.legend, this.pool, this.turn);
+    element.replaceChildren(this.element);
+  }
+
+  /** stats: /api/kv. cards: the candidates on screen. */
+  show(stats, cards) {
+    this.stats = stats;
+    if (!stats) {
+      this.big.textContent = "No model loaded";
+      this.sub.textContent = "The numbers come with the model.";
+      this.map.hidden = true;
+      this.legend.replaceChildren();
+      this.pool.replaceChildren();
+      this.showTurn(cards);
+      return;
+    }
+    this.map.hidden = false;
+    const total = stats.num_blocks || 1;
+    const referenced = stats.referenced ?? 0;
+    const shared = Math.min(stats.shared ?? 0, referenced);
+    const cached = stats.cached ?? 0;
+    const percent = (100 * referenced) / total;
+    const rounded = percent > 0 && percent < 10 ? percent.toFixed(1) : Math.round(percent);
+    this.big.textContent = `${rounded} % of ${count(total)} blocks`;
+    const tokens = referenced * stats.block_size;
+    const waste = tokens ? `waste ${((100 * (stats.waste_tokens ?? 0)) / tokens).toFixed(1)} %` : "no waste";
+    this.sub.textContent = `${count(stats.block_size)} tokens each · ${bytes(stats.bytes_per_block ?? 0)} · ${waste}`;
+    const kinds = [
+      ["shared", "shared", shared],
+      ["private", "private", referenced - shared],
+      ["cached", "cached", cached],
+      ["free", "free", Math.max(0, total - referenced - cached)],
+    ];
+    // Each cell stands for total/CELLS blocks; what exists at all gets a cell.
+    let place = 0;
+    for (const [kind, , blocks] of kinds) {
+      const cells = kind === "free" ? CELLS - place : Math.min(CELLS - place, Math.ceil((blocks * CELLS) / total));
+      for (let end = place + cells; place < end; place += 1) this.cells[place].className = kind;
+    }
+    this.map.setAttribute("aria-label", kinds.map(([, name, blocks]) => `${count(blocks)} blocks ${name}`).join(", "));
+    this.legend.replaceChildren(
+      ...kinds.map(([kind, name, blocks]) => h("span", {}, h("i", { class: kind }), `${name} `, h("b", {}, count(blocks)))),
+    );
+    const pool = [
+      ["KV memory", bytes(total * (stats.bytes_per_block ?? 0))],
+      ["in use", bytes(referenced * (stats.bytes_per_block ?? 0))],
+      ["room for", `${count((total - referenced) * stats.block_size)} tokens`],
+    ];
+    if (stats.num_running !== undefined) pool.push(["running · waiting", `${stats.num_running} · ${stats.num_waiting ?? 0}`]);
+    list(this.pool, pool);
+    this.showTurn(cards);
+  }
+
+  showTurn(cards) {
+    const figures = cards.map((card) => card.figures).filter((figure) => figure.num_tokens);
+    if (!figures.length) {
+      list(this.turn, []);
+      return;
+    }
+    const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);
+    const shared = Math.max(...figures.map((figure) => figure.num_shared_blocks ?? 0));
+    const own = sum(figures.map((figure) => figure.num_own_blocks));
+    const alone = sum(figures.map((figure) => (figure.num_shared_blocks ?? 0) + (figure.num_own_blocks ?? 0)));
+    const first = Math.min(...figures.map((figure) => figure.ttft_s ?? Infinity));
+    const rows = [];
+    if (shared + own) {
+      rows.push(["These answers", `${count(shared + own)} blocks`], ["Without sharing", `${count(alone)} blocks`]);
+    }
+    rows.push(["Decode, all answers", rate(sum(figures.map((figure) => figure.tokens_per_s)))]);
+    if (Number.isFinite(first)) rows.push(["First token", seconds(first)]);
+    const prefill = figures[0];
+    if (prefill.num_cached_tokens !== undefined && prefill.num_cached_tokens !== null) {
+      rows.push(["Prefill skipped", `${count(prefill.num_cached_tokens)} of ${count(prefill.num_cached_tokens + prefill.num_computed_tokens)}`]);
+    }
+    list(this.turn, rows);
+  }
+}
+
+function list(element, rows) {
+  element.hidden = !rows.length;
+  element.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+}

@@ -1,0 +1,191 @@
+// The chosen branch of a conversation, from its first message to the answers that are open.
+
+import { copyText, count, h, icon, plural, rate, seconds } from "./dom.js";
+import { MarkdownText } from "./markdown.js";
+import { LETTERS } from "./candidate.js";
+import { Deck, latestOf } from "./deck.js";
+
+export class Transcript {
+  /** actions: {choose, stop, stopAll, regenerate, edit, switchTo, reopen, earlier, kv}. */
+  constructor(actions) {
+    this.actions = actions;
+    this.element = h("div", { class: "lp-thread", role: "log", "aria-live": "off", "aria-label": "Conversation" });
+    this.rows = new Map(); // what is drawn, by message id
+    this.deck = null;
+    this.allAnswers = false;
+  }
+
+  clear(...content) {
+    this.rows.clear();
+    this.deck = null;
+    this.element.replaceChildren(...content);
+  }
+
+  /** Draw a view of the API, leaving alone what is the same as before. */
+  show(view) {
+    this.view = view;
+    const elements = [];
+    if (view.num_earlier) {
+      elements.push(
+        h(
+          "button",
+          { class: "lp-btn ghost lp-earlier", type: "button", onclick: () => this.actions.earlier() },
+          `Show ${plural(view.num_earlier, "earlier message")}`,
+        ),
+      );
+    }
+    const { messages, hidden } = this.answers(view);
+    const fresh = new Map();
+    const inDeck = new Set(messages.map((message) => message.id));
+    const figures = messages[0] ?? null;
+    view.turns.forEach((turn, place) => {
+      if (inDeck.has(turn.message.id)) return;
+      const next = view.turns[place + 1]?.message ?? figures;
+      const row = this.row(turn, next, view.num_earlier + place);
+      fresh.set(turn.message.id, row);
+      elements.push(row.element);
+    });
+    const key = messages.map((message) => message.id).join();
+    if (!messages.length) {
+      this.deck = null;
+    } else if (this.deck?.key === key) {
+      this.deck.update(messages);
+    } else {
+      this.deck = new Deck(messages, { hidden, actions: this.actions, kv: this.actions.kv });
+      this.deck.key = key;
+    }
+    if (this.deck) elements.push(this.deck.element);
+    this.rows = fresh;
+    this.element.replaceChildren(...elements);
+  }
+
+  /** The answers to lay side by side: the open ones, or a single one that is being written. */
+  answers(view) {
+    const open = view.open_candidates;
+    if (open.length) {
+      const messages = this.allAnswers ? open : latestOf(open);
+      return { messages, hidden: open.length - messages.length };
+    }
+    const last = view.turns.at(-1)?.message;
+    return { messages: last?.state === "running" ? [last] : [], hidden: 0 };
+  }
+
+  row(turn, next, place) {
+    const { message } = turn;
+    const timings = next?.role === "assistant" ? next.timings : null;
+    const key = JSON.stringify([message.state, message.text.length, turn.siblings, message.role === "user" && timings]);
+    const before = this.rows.get(message.id);
+    if (before?.key === key) return before;
+    const element = message.role === "user" ? this.userRow(turn, timings, place) : this.answerRow(turn);
+    return { key, element };
+  }
+
+  switcher(turn) {
+    const ids = turn.siblings;
+    if (ids.length < 2) return null;
+    const place = ids.indexOf(turn.message.id);
+    const go = (step) => () => this.actions.switchTo(ids[(place + step + ids.length) % ids.length]);
+    const what = turn.message.role === "user" ? "version" : "answer";
+    return h(
+      "span",
+      { class: "lp-switch", role: "group", "aria-label": `${what} ${place + 1} of ${ids.length}` },
+      h("button", { type: "button", "aria-label": `Previous ${what}`, onclick: go(-1) }, icon("left")),
+      h("span", {}, `${place + 1} / ${ids.length}`),
+      h("button", { type: "button", "aria-label": `Next ${what}`, onclick: go(1) }, icon("right")),
+    );
+  }
+
+  userRow(turn, timings, place) {
+    const { message } = turn;
+    const bubble = h("div", { class: "lp-user", dir: "auto" }, message.text);
+    const copy = h("button", { class: "lp-link", type: "button" }, "Copy");
+    copy.addEventListener("click", () => copyText(message.text, copy));
+    const edit = h("button", { class: "lp-link", type: "button" }, "Edit");
+    const known = timings && timings.num_cached_tokens !== null && timings.num_computed_tokens !== null;
+    const meta = h(
+      "div",
+      { class: "lp-meta right" },
+      h("span", { class: "lp-quiet-actions" }, copy, edit),
+      this.switcher(turn),
+      known && h("span", {}, `${count(timings.num_cached_tokens)} tokens reused, ${count(timings.num_computed_tokens)} computed`),
+      h("span", {}, `turn ${Math.floor(place / 2) + 1}`),
+    );
+    const element = h("article", { class: "lp-turn user", "data-id": String(message.id), "aria-label": "You" }, bubble, meta);
+    edit.addEventListener("click", () => this.editing(element, message));
+    return element;
+  }
+
+  editing(element, message) {
+    const before = [...element.childNodes];
+    const area = h("textarea", { class: "lp-edit", "aria-label": "Edit your message", dir: "auto", rows: "1" });
+    area.value = message.text;
+    const fit = () => {
+      area.style.height = "auto";
+      area.style.height = `${area.scrollHeight + 2}px`;
+    };
+    const cancel = () => element.replaceChildren(...before);
+    const send = async () => {
+      if (!area.value.trim()) return area.focus();
+      if (!(await this.actions.edit(message, area.value))) area.focus();
+    };
+    area.addEventListener("input", fit);
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") cancel();
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        send();
+      }
+    });
+    element.replaceChildren(
+      area,
+      h(
+        "div",
+        { class: "lp-meta right" },
+        h("span", {}, "The old version stays as a branch"),
+        h("button", { class: "lp-btn ghost", type: "button", onclick: cancel }, "Cancel"),
+        h("button", { class: "lp-btn primary", type: "button", onclick: send }, "Send"),
+      ),
+    );
+    fit();
+    area.focus();
+  }
+
+  answerRow(turn) {
+    const { message } = turn;
+    const body = h("div", { class: "lp-md" });
+    const text = new MarkdownText(body);
+    text.append(message.text);
+    text.finish();
+    if (message.state === "error" || message.state === "interrupted") {
+      const interrupted = message.text
+        ? "The server stopped while this was being written. This is what it had."
+        : "The server stopped before it answered.";
+      body.append(h("p", { class: "lp-problem" }, message.error ?? interrupted));
+    }
+    const copy = h("button", { class: "lp-link", type: "button" }, "Copy");
+    copy.addEventListener("click", () => copyText(message.text, copy));
+    const link = (name, run) => h("button", { class: "lp-link", type: "button", onclick: run }, name);
+    const timings = message.timings ?? {};
+    const figures = [];
+    if (message.finish_reason === "length") figures.push("cut at the length limit");
+    if (message.finish_reason === "cancelled") figures.push("stopped");
+    if (timings.num_tokens) figures.push(plural(timings.num_tokens, "token"));
+    if (timings.tokens_per_s) figures.push(rate(timings.tokens_per_s));
+    if (timings.ttft_s) figures.push(`first ${seconds(timings.ttft_s)}`);
+    return h(
+      "article",
+      { class: "lp-turn assistant", "data-id": String(message.id), "aria-label": "Answer" },
+      body,
+      h(
+        "div",
+        { class: "lp-meta" },
+        turn.siblings.length > 1 && h("b", { class: "lp-letter", style: `--k: var(--c${(message.candidate ?? 0) % 8})` }, LETTERS[message.candidate ?? 0]),
+        this.switcher(turn),
+        message.text && copy,
+        turn.siblings.length > 1 && link("Compare", () => this.actions.reopen(message.parent)),
+        link(message.text ? "Regenerate" : "Try again", () => this.actions.regenerate(message.parent)),
+        h("span", { class: "lp-meta-end" }, figures.join(" · ")),
+      ),
+    );
+  }
+}
