@@ -68,8 +68,8 @@ def pack_weight(weight: GroupedWeight, bias: Tensor | None = None) -> PackedWeig
     panels = -(-rows // LANES)
     padding = panels * LANES - rows
     padded = np.pad(q, ((0, padding), (0, 0)))
-    pairs = padded.reshape(panels, LANES, columns // 2, 2).transpose(0, 2, 1, 3)
-    pairs = np.ascontiguousarray(pairs).view(np.uint8).reshape(panels, columns // 2, 2 * LANES)
+    by_pair = padded.reshape(panels, LANES, columns // 2, 2).transpose(0, 2, 1, 3)
+    pairs = np.ascontiguousarray(by_pair).view(np.uint8).reshape(panels, columns // 2, 2 * LANES)
     if fits_4_bits:
         pairs = pairs[:, 0::2] | (pairs[:, 1::2] << np.uint8(4))
     stacked = np.stack([np.pad(half, ((0, padding), (0, 0))) for half in halves])
@@ -113,9 +113,7 @@ def _quantize_group(
         for i, part in enumerate(parts):
             rounded = v.call_unary("rint", builder.fmul(part, inverse))
             wide = builder.fptosi(rounded, ir.VectorType(I32, LANES))
-            pairs = builder.bitcast(
-                builder.trunc(wide, ir.VectorType(I16, LANES)), ir.VectorType(I32, LANES // 2)
-            )
+            pairs = builder.bitcast(builder.trunc(wide, ir.VectorType(I16, LANES)), ir.VectorType(I32, LANES // 2))
             for pair in range(LANES // 2):
                 distance = builder.mul(pair_stride, v.integer(i * LANES // 2 + pair))
                 element = builder.extract_element(pairs, ir.Constant(I32, pair))
@@ -251,9 +249,7 @@ def _kernel(bits: int, has_minimum: int, group: int) -> Callable:
                 first_row = tile * max_rows
                 rows = _tile_rows(num_rows - first_row, max_rows)
                 q_tile = q.ctypes.data + first_row * q.strides[0]
-                _quantize_tile(
-                    x, first_row, rows, q_tile, scales.ctypes.data + first_row * scales.strides[0], group
-                )
+                _quantize_tile(x, first_row, rows, q_tile, scales.ctypes.data + first_row * scales.strides[0], group)
         for panel in prange(weight.shape[0]):
             w = weight.ctypes.data + panel * weight.strides[0]
             ws = weight_scales.ctypes.data + panel * weight_scales.strides[0]

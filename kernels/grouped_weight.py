@@ -94,14 +94,9 @@ def _decode_k(blocks: Bytes, tensor_type: int) -> tuple[NDArray, Floats, Floats 
     rows = blocks.shape[0]
     if tensor_type == Q6_K:
         low = blocks[..., :128].reshape(rows, -1, 2, 1, 64) >> np.array([[0], [4]], dtype=np.uint8) & 0x0F
-        high = (
-            blocks[..., 128:192].reshape(rows, -1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
-            & 0x03
-        )
+        high = blocks[..., 128:192].reshape(rows, -1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 0x03
         q = low.reshape(rows, -1) | (high.reshape(rows, -1) << np.uint8(4))
-        scale = _halves(blocks[..., 208:210])[..., None] * blocks[..., 192:208].view(np.int8).astype(
-            np.float32
-        )
+        scale = _halves(blocks[..., 208:210])[..., None] * blocks[..., 192:208].view(np.int8).astype(np.float32)
         return q.astype(np.int8) - np.int8(32), scale, None, 16
     scales, minima = _k_scales(blocks[..., 4:16])
     quants = blocks[..., 48 if tensor_type == Q5_K else 16 :]

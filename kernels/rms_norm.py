@@ -25,9 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -
     return rms_norm_reference(x, weight, eps, unit_offset)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
-) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
     """Add x [T, C] to residual [T, C] in place and return the norm of the sum, a new [T, C].
 
     Raises ValueError when the shapes do not fit.

@@ -31,13 +31,9 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tens
     Raises ValueError when the shapes do not fit.
     """
     if q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2] or positions.shape[0] != q.shape[0]:
-        raise ValueError(
-            f"q {tuple(q.shape)}, k {tuple(k.shape)} and {positions.shape[0]} positions do not fit"
-        )
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and {positions.shape[0]} positions do not fit")
     if cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[2]:
-        raise ValueError(
-            f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit heads of {q.shape[2]}"
-        )
+        raise ValueError(f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit heads of {q.shape[2]}")
     if q.shape[0] == 0:
         return
     apply_rotary_reference(q, k, cos, sin, positions)

@@ -15,6 +15,8 @@ from numba.core import cgutils
 
 Value = Any
 
+__all__ = ["F16", "F32", "HAS_AVX512", "I8", "I16", "I32", "I64", "VectorBuilder", "ir"]
+
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 
@@ -52,6 +54,15 @@ class VectorBuilder:
         element = value.type.element if isinstance(value.type, ir.VectorType) else value.type
         store = self.ir.store(value, self.ir.inttoptr(address, value.type.as_pointer()))
         store.align = _element_bytes(element)
+
+    def prefetch(self, address: Value) -> None:
+        """Ask for the cache line at an address that will be read soon."""
+        pointer = I8.as_pointer()
+        declaration = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.ir.module, declaration, "llvm.prefetch.p0")
+        # For reading, into the second cache, as data.
+        hints = [ir.Constant(I32, hint) for hint in (0, 2, 1)]
+        self.ir.call(function, [self.ir.inttoptr(address, pointer), *hints])
 
     def splat(self, scalar: Value, lanes: int) -> Value:
         """A vector with the scalar in every lane."""
@@ -98,7 +109,9 @@ class VectorBuilder:
         return self.ir.add(even, odd)
 
     def exp(self, x: Value) -> Value:
-        """e^x of float32 lanes, relative error below 2e-7; x is clamped to [-87, 88].
+        """e^x of float32 lanes, relative error below 2e-7; x is clamped to [-80, 88].
+
+        Products with e^-80 are still normal numbers; denormal ones would be slow.
 
         Cody-Waite reduction to |r| <= ln(2) / 2 and the degree-6 polynomial of the Cephes library's expf.
         """
@@ -107,7 +120,7 @@ class VectorBuilder:
         def const(value: float) -> Value:
             return self.constant(F32, value, lanes)
 
-        x = self.maximum(x, const(-87.0))
+        x = self.maximum(x, const(-80.0))
         x = self.ir.select(self.ir.fcmp_ordered("<", x, const(88.0)), x, const(88.0))
         n = self.call_unary("rint", self.ir.fmul(x, const(math.log2(math.e))))
         r = self.fma(n, const(-0.693359375), x)
@@ -127,6 +140,12 @@ class VectorBuilder:
         )
         bits = self.ir.add(self.ir.bitcast(y, ir.VectorType(I32, lanes)), exponent)
         return self.ir.bitcast(bits, x.type)
+
+    def tanh(self, x: Value) -> Value:
+        """tanh of float32 lanes, absolute error below 1e-6: 1 - 2 / (e^2x + 1)."""
+        one, two = (self.constant(F32, value, x.type.count) for value in (1.0, 2.0))
+        grown = self.exp(self.ir.fmul(x, two))
+        return self.ir.fsub(one, self.ir.fdiv(two, self.ir.fadd(grown, one)))
 
     def loop(
         self, count: Value, initial: Sequence[Value], body: Callable[[Value, list[Value]], list[Value]]
@@ -155,9 +174,7 @@ class VectorBuilder:
 
     def _call(self, name: str, type_: ir.VectorType, arguments: list[Value]) -> Value:
         declaration = ir.FunctionType(type_, [type_] * len(arguments))
-        function = cgutils.get_or_insert_function(
-            self.ir.module, declaration, f"llvm.{name}.v{type_.count}f32"
-        )
+        function = cgutils.get_or_insert_function(self.ir.module, declaration, f"llvm.{name}.v{type_.count}f32")
         return self.ir.call(function, arguments)
 
 

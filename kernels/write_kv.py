@@ -22,13 +22,9 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     Raises ValueError when the shapes do not fit.
     """
     if k.shape != v.shape or k_cache.shape != v_cache.shape:
-        raise ValueError(
-            f"k {tuple(k.shape)} and v {tuple(v.shape)} must have one shape, and so must the caches"
-        )
+        raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} must have one shape, and so must the caches")
     if k.shape[0] != slots.shape[0] or k.shape[1:] != (k_cache.shape[1], k_cache.shape[3]):
-        raise ValueError(
-            f"k {tuple(k.shape)} does not fit {slots.shape[0]} slots of a cache {tuple(k_cache.shape)}"
-        )
+        raise ValueError(f"k {tuple(k.shape)} does not fit {slots.shape[0]} slots of a cache {tuple(k_cache.shape)}")
     if k.shape[0] == 0:
         return
     write_kv_reference(k, v, k_cache, v_cache, slots)
