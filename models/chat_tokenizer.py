@@ -8,6 +8,16 @@ from localpaged.errors import InvalidRequestError, ModelError
 from localpaged.models.gguf_file import GgufHeader, read_header
 
 
+def _byte_by_character() -> dict[str, int]:
+    """GPT-2's table: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_BY_CHARACTER = _byte_by_character()
+
+
 class ChatTokenizer:
     """A model's tokenizer and chat template."""
 
@@ -17,6 +27,8 @@ class ChatTokenizer:
         self._backend = tokenizer.backend_tokenizer
         self.eos_token_ids = eos_token_ids
         self.path = path
+        self._added_ids = set(self._backend.get_added_tokens_decoder())
+        self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(self._backend.to_str())["decoder"])
 
     @property
     def vocab_size(self) -> int:
@@ -40,6 +52,19 @@ class ChatTokenizer:
     def token_text(self, token_id: int) -> str:
         """One token as text, special ones by name; for reports, not for joining."""
         return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, be they whole characters or not; a special one's name."""
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added_ids:
+            return str(token).encode()
+        if self._is_byte_level:
+            return bytes(_BYTE_BY_CHARACTER[character] for character in token)
+        if len(token) == 6 and token.startswith("<0x"):
+            return bytes([int(token[3:5], 16)])
+        return str(token).replace("▁", " ").encode()
 
     def render_chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
         """The messages (role, content) as the template writes them, up to where the answer begins.

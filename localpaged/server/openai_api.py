@@ -1,0 +1,393 @@
+"""The OpenAI-compatible API: /v1/models, /v1/chat/completions, /v1/completions.
+
+Source: https://platform.openai.com/docs/api-reference. Streams are server-sent events: the first chunk of
+each choice has its role, the last one its finish_reason; usage comes last where it was asked for, then
+[DONE]. A client that goes away cancels its request within one step.
+"""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from localpaged.engine.client import EngineClient
+from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, PositionLogprobs, TokenLogprob
+from localpaged.engine.sampling_params import SamplingParams
+from localpaged.errors import InvalidRequestError, LocalpagedError, PromptTooLongError
+from localpaged.models.chat_tokenizer import ChatTokenizer
+from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody
+
+T = TypeVar("T")
+
+FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "error": "stop"}
+CLIENT_CLOSED = 499
+
+
+@dataclass(slots=True)
+class Choice:
+    """One candidate as it grows."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of all prompts and choices; a prompt counts once, however many choices it has."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+    def add(self, event: Finished) -> None:
+        self.prompt += event.num_prompt_tokens
+        self.cached += event.num_cached_tokens
+        self.completion += event.num_generated_tokens
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+def router(
+    engine: EngineClient, tokenizer_provider: Callable[[], ChatTokenizer], served_names: list[str] | None = None
+) -> APIRouter:
+    """The routes. served_names: what the model is called besides its own name."""
+    routes = APIRouter(tags=["openai"])
+    started = int(time.time())
+
+    def names() -> list[str]:
+        own = [engine.info.name] if engine.info is not None else []
+        return list(dict.fromkeys([*(served_names or []), *own]))
+
+    async def prepare(body: SamplingBody) -> str:
+        """The model's name for the answer, once it is loaded. Raises ModelNotFoundError for another model."""
+        if engine.state != "dead":
+            await engine.wait_ready()
+        known = names()
+        if body.model is not None and body.model not in known:
+            raise ModelNotFoundError(
+                f"The model {body.model!r} is not served here. Served: {', '.join(known)}.", "model"
+            )
+        return body.model or known[0]
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        if engine.state != "dead":
+            await engine.wait_ready()
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "id": name,
+                    "object": "model",
+                    "created": started,
+                    "owned_by": "localpaged",
+                    "max_model_len": engine.info.max_model_len if engine.info else None,
+                }
+                for name in names()
+            ],
+        }
+
+    @routes.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        model = await prepare(body)
+        params = body.params()
+        tokenizer = await asyncio.to_thread(tokenizer_provider)
+        text = tokenizer.render_chat([message.as_template_message() for message in body.messages])
+        prompt = await asyncio.to_thread(tokenizer.encode, text)
+        shape = ChatShape(model, tokenizer)
+        return await answer(engine, request, body, params, [prompt], shape)
+
+    @routes.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        model = await prepare(body)
+        params = body.params()
+        tokenizer = await asyncio.to_thread(tokenizer_provider)
+        prompts = [tokenizer.encode_plain(p) if isinstance(p, str) else p for p in body.prompts()]
+        return await answer(engine, request, body, params, prompts, CompletionShape(model, tokenizer))
+
+    return routes
+
+
+class ModelNotFoundError(InvalidRequestError):
+    code = "model_not_found"
+
+
+class ChatShape:
+    """How chat answers are written."""
+
+    prefix = "chatcmpl"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, model: str, tokenizer: ChatTokenizer) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        }
+
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+        return {
+            "index": index,
+            "delta": {"content": delta.text} if delta.text else {},
+            "logprobs": self._logprobs(delta.logprobs or []),
+            "finish_reason": None,
+        }
+
+    def last_chunk(self, index: int, reason: str) -> dict[str, Any]:
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+
+    def _logprobs(self, positions: list[PositionLogprobs]) -> dict[str, Any] | None:
+        if not positions:
+            return None
+        content = [
+            self._token(position.chosen) | {"top_logprobs": [self._token(token) for token in position.top]}
+            for position in positions
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: TokenLogprob) -> dict[str, Any]:
+        return {
+            "token": self.tokenizer.token_text(token.token_id),
+            "logprob": token.logprob,
+            "bytes": list(self.tokenizer.token_bytes(token.token_id)),
+        }
+
+
+class CompletionShape:
+    """How plain completions are written."""
+
+    prefix = "cmpl"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, model: str, tokenizer: ChatTokenizer) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": choice.text,
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        }
+
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        return None
+
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": delta.text,
+            "logprobs": self._logprobs(delta.logprobs or []),
+            "finish_reason": None,
+        }
+
+    def last_chunk(self, index: int, reason: str) -> dict[str, Any]:
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
+
+    def _logprobs(self, positions: list[PositionLogprobs]) -> dict[str, Any] | None:
+        if not positions:
+            return None
+        text = self.tokenizer.token_text
+        tokens = [text(position.chosen.token_id) for position in positions]
+        offsets = [0]
+        for token in tokens[:-1]:
+            offsets.append(offsets[-1] + len(token))
+        return {
+            "tokens": tokens,
+            "token_logprobs": [position.chosen.logprob for position in positions],
+            "top_logprobs": [{text(t.token_id): t.logprob for t in position.top} for position in positions],
+            "text_offset": offsets,
+        }
+
+
+Shape = ChatShape | CompletionShape
+
+
+async def answer(
+    engine: EngineClient,
+    request: Request,
+    body: SamplingBody,
+    params: SamplingParams,
+    prompts: list[list[int]],
+    shape: Shape,
+) -> Response:
+    """Run the prompts side by side and answer at once or as a stream; choice p * n + i is prompt p's i."""
+    answer_id = f"{shape.prefix}-{uuid.uuid4().hex}"
+    head = {"id": answer_id, "created": int(time.time()), "model": shape.model}
+    events = merge([engine.generate(prompt, params, f"{answer_id}-{i}") for i, prompt in enumerate(prompts)])
+    if body.stream:
+        # The first event tells whether the request is taken, while there is still a status code to say so.
+        prompt, first = await anext(events)
+        if isinstance(first, Failed):
+            await events.aclose()
+            raise as_error(first)
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        chunks = stream(resume(prompt, first, events), head, params.n, shape, include_usage)
+        return StreamingResponse(
+            chunks,
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},
+        )
+    choices = [Choice() for _ in range(params.n * len(prompts))]
+    usage = await while_connected(request, collect(events, params.n, choices))
+    if usage is None:
+        return Response(status_code=CLIENT_CLOSED)
+    written = [shape.choice(index, choice) for index, choice in enumerate(choices)]
+    return JSONResponse(head | {"object": shape.object, "choices": written, "usage": usage.report()})
+
+
+async def collect(events: AsyncIterator[tuple[int, Event]], n: int, choices: list[Choice]) -> Usage:
+    """Read all events into choices. Raises what a Failed one stands for."""
+    usage = Usage()
+    async for prompt, event in events:
+        if isinstance(event, Failed):
+            raise as_error(event)
+        if isinstance(event, Finished):
+            usage.add(event)
+        elif isinstance(event, Delta):
+            choice = choices[prompt * n + event.index]
+            choice.text += event.text
+            choice.token_ids += event.token_ids
+            choice.logprobs += event.logprobs or []
+            if event.finish_reason is not None:
+                choice.finish_reason = FINISH_REASONS[event.finish_reason]
+    return usage
+
+
+async def stream(
+    events: AsyncIterator[tuple[int, Event]],
+    head: dict[str, Any],
+    n: int,
+    shape: Shape,
+    include_usage: bool,
+) -> AsyncIterator[str]:
+    """The events as server-sent chunks of all choices, interleaved as they come."""
+    head = head | {"object": shape.chunk_object}
+    usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
+    usage = Usage()
+
+    def line(choice: dict[str, Any]) -> str:
+        return sse(head | {"choices": [choice]} | usage_field)
+
+    async for prompt, event in events:
+        if isinstance(event, Admitted):
+            for index in range(n):
+                first = shape.first_chunk(prompt * n + index)
+                if first is not None:
+                    yield line(first)
+        elif isinstance(event, Delta):
+            index = prompt * n + event.index
+            if event.text or event.logprobs:
+                yield line(shape.chunk(index, event))
+            if event.finish_reason is not None:
+                yield line(shape.last_chunk(index, FINISH_REASONS[event.finish_reason]))
+        elif isinstance(event, Finished):
+            usage.add(event)
+        elif isinstance(event, Failed):
+            error = {"message": event.message, "type": "server_error", "param": event.param, "code": event.code}
+            yield sse({"error": error})
+            return
+    if include_usage:
+        yield sse(head | {"choices": [], "usage": usage.report()})
+    yield "data: [DONE]\n\n"
+
+
+def sse(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+def as_error(event: Failed) -> LocalpagedError:
+    """The exception that a Failed event stands for, so that it gets its status code."""
+    kinds = {kind.code: kind for kind in (InvalidRequestError, PromptTooLongError)}
+    if event.code in kinds:
+        return kinds[event.code](event.message, event.param)
+    error = LocalpagedError(event.message)
+    error.code = event.code
+    return error
+
+
+async def merge(streams: list[AsyncIterator[Event]]) -> AsyncIterator[tuple[int, Event]]:
+    """The events of several requests as they come, each with the number of its request.
+
+    Closing this closes all of them, which cancels what still runs.
+    """
+    merged: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue()
+
+    async def forward(index: int, events: AsyncIterator[Event]) -> None:
+        try:
+            async for event in events:
+                merged.put_nowait((index, event))
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
+            merged.put_nowait((index, None))
+
+    tasks = [asyncio.create_task(forward(index, events)) for index, events in enumerate(streams)]
+    try:
+        open_streams = len(tasks)
+        while open_streams:
+            index, event = await merged.get()
+            if event is None:
+                open_streams -= 1
+            else:
+                yield index, event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def resume(
+    prompt: int, first: Event, rest: AsyncIterator[tuple[int, Event]]
+) -> AsyncIterator[tuple[int, Event]]:
+    """The rest of a stream with its first event put back; closing it closes the rest."""
+    try:
+        yield prompt, first
+        async for item in rest:
+            yield item
+    finally:
+        await rest.aclose()  # type: ignore[attr-defined]
+
+
+async def while_connected(request: Request, work: Any) -> Usage | None:
+    """Do the work, or drop it when the client goes away first (None)."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,162 @@
+"""Request bodies of the OpenAI-compatible API, as strict as they are read.
+
+A field that is not known or has a wrong type is refused by name. Fields that real clients send and that
+change nothing here are accepted; INERT lists them.
+Source: https://platform.openai.com/docs/api-reference/chat/create and .../completions/create; fields
+beyond OpenAI's (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids, best_of for
+chat) are named as in vLLM.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from localpaged.engine.sampling_params import SamplingParams
+from localpaged.errors import InvalidRequestError
+
+INERT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"] = "text"
+
+
+class SamplingBody(BaseModel):
+    """What both endpoints have in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    n: int = 1
+    best_of: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    use_beam_search: bool = False
+    length_penalty: float | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """As the engine takes them. Raises InvalidRequestError that names the field."""
+        if self.best_of is not None and self.stream:
+            raise InvalidRequestError("best_of is known only at the end: leave stream out.", "best_of")
+        names = (
+            "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty seed "
+            "stop_token_ids min_tokens length_penalty best_of"
+        ).split()
+        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.use_beam_search:
+            values["beam_width"] = values.pop("best_of", None) or self.n
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return SamplingParams(
+            n=self.n,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            stop=stop,
+            ignore_eos=self.ignore_eos,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            logit_bias=self._bias_by_id(),
+            **values,
+        )
+
+    def _bias_by_id(self) -> dict[int, float]:
+        try:
+            return {int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()}
+        except ValueError as error:
+            raise InvalidRequestError("logit_bias maps token ids (whole numbers) to biases.", "logit_bias") from error
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[Any] | None = Field(default=None, max_length=0)
+
+    def as_template_message(self) -> dict[str, str]:
+        """role and content as chat templates know them."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class ChatBody(SamplingBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: TextFormat | None = None
+    tools: list[Any] | None = Field(default=None, max_length=0)
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    def params(self) -> SamplingParams:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
+        limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return self.sampling_params(limit, (self.top_logprobs or 0) if self.logprobs else None)
+
+
+class CompletionBody(SamplingBody):
+    """POST /v1/completions. prompt: text, token ids, or a list of either."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+
+    def params(self) -> SamplingParams:
+        return self.sampling_params(self.max_tokens, self.logprobs)
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt on its own."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise InvalidRequestError("prompt is empty.", "prompt")
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
