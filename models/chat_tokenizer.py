@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from localpaged.errors import InvalidRequestError, ModelError
-from localpaged.models.gguf_file import GgufHeader, read_header
+from localpaged.models.gguf_header import GgufHeader, read_header
 
 
 def _byte_by_character() -> dict[str, int]:

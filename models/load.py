@@ -9,7 +9,8 @@ from localpaged.errors import ModelError
 from localpaged.models.chat_tokenizer import folder_eos_token_ids
 from localpaged.models.decoder import Decoder
 from localpaged.models.decoder_config import DecoderConfig
-from localpaged.models.gguf_file import GgufWeights, read_header, transformers_config
+from localpaged.models.gguf_header import read_header, transformers_config
+from localpaged.models.gguf_weights import GgufWeights
 from localpaged.models.registry import decoder_config
 from localpaged.models.weights import SafetensorsWeights, Weights
 

@@ -46,8 +46,7 @@ def list_models() -> list[LocatedModel]:
         name = f"{path.parent.name}/{path.name}"
         ggufs = sorted(path.glob("*.gguf"))
         found += [
-            LocatedModel(f"{name}/{file.name}" if len(ggufs) > 1 else name, file, file.stat().st_size)
-            for file in ggufs
+            LocatedModel(f"{name}/{file.name}" if len(ggufs) > 1 else name, file, file.stat().st_size) for file in ggufs
         ]
         weights = list(path.glob("*.safetensors"))
         if weights and (path / "config.json").exists():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from localpaged import LLM, SamplingParams
-from localpaged.models.gguf_file import GgufWeights, read_header, transformers_config
+from localpaged.models.gguf_header import read_header, transformers_config
+from localpaged.models.gguf_weights import GgufWeights
 
 NUM_PROMPTS = 10
 NUM_TOKENS = 64

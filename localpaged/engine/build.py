@@ -139,6 +139,9 @@ def _num_blocks(config: EngineConfig, bytes_per_block: int, window: int) -> int:
                 f"GiB are free. Give at most {int(available * 0.9)}."
             )
         num_blocks = config.kv_cache_memory // bytes_per_block
+    elif config.memory_utilization is not None:
+        share = config.memory_utilization * psutil.virtual_memory().total - _resident_bytes()
+        num_blocks = int(max(min(share, available), 0)) // bytes_per_block
     else:
         num_blocks = int(min(available * CPU_KV_SHARE, CPU_KV_MOST)) // bytes_per_block
     if num_blocks < 2:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -48,6 +47,7 @@ class EngineClient:
         self.start_error: str | None = None
         self.num_restarts = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._launched: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
@@ -60,26 +60,32 @@ class EngineClient:
         """The process's id while there is one."""
         return self._process.pid if self._process is not None else None
 
+    def launch(self) -> None:
+        """Start the process without an event loop; start() takes it over. Saves the time until then."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "localpaged.engine.process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        finally:
+            theirs.close()
+        body = msgspec.msgpack.encode(self.config)
+        ours.sendall(HEADER.pack(len(body)) + body)
+        self._launched = ours
+
     async def start(self) -> None:
         """Launch the process; returns at once. wait_ready() tells when the model is loaded."""
         if self.state in ("starting", "ready"):
             return
         self.state, self.start_error = "starting", None
         self._settled.clear()
-        ours, theirs = socket.socketpair()
-        environment = dict(os.environ)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "localpaged.engine.process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
-        finally:
-            theirs.close()
+        if self._launched is None:
+            self.launch()
+        ours, self._launched = self._launched, None
+        assert self._process is not None
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        body = msgspec.msgpack.encode(self.config)
-        self._writer.write(HEADER.pack(len(body)) + body)
         self._reading = asyncio.create_task(self._read(reader, self._process))
 
     async def wait_ready(self) -> ModelInfo:
@@ -156,6 +162,12 @@ class EngineClient:
         if reading is not None:
             await reading
         self._process = None
+
+    def kill(self) -> None:
+        """End the process at once, where no event loop is left to stop() it in."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
     def _send(self, command: Command) -> None:
         # Without a writer the process has just ended, and _on_end() tells everyone who waits.

@@ -6,7 +6,8 @@ import msgspec
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """model: a path to a GGUF file or a transformers folder. Sizes in tokens, blocks or bytes.
 
-    kv_cache_memory: bytes for KV; None takes what the machine can spare. max_model_len: None takes the
+    kv_cache_memory: bytes for KV; None takes what memory_utilization (a share of the device's memory, for
+    weights and KV together) leaves, or what the machine can spare. max_model_len: None takes the
     model's own window, or what the pool holds if that is less.
     """
 
@@ -16,6 +17,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     block_size: int = 16
     kv_cache_memory: int | None = None
+    memory_utilization: float | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None

@@ -1,12 +1,12 @@
 """The web server's application: health, the pool's audit, the chat's API, the page, and their guard."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
@@ -56,10 +56,12 @@ def create_app(
     tokenizer_provider: Callable[[], Tokenizer],
     settings: AppSettings | None = None,
     page: Page | None = None,
+    routers: Sequence[APIRouter] = (),
 ) -> FastAPI:
     """The application. It starts the engine when it starts; at its end it stops it and closes the store.
 
-    page is localpaged.ui.page.page(); without it there is the API alone. app.state.jobs is the JobManager.
+    page is localpaged.ui.page.page(); without it there is the API alone. routers come
+    before it, since the page answers for every other path. app.state.jobs is the JobManager.
     """
     settings = settings or AppSettings()
     jobs = JobManager(engine, store, tokenizer_provider)
@@ -104,6 +106,8 @@ def create_app(
 
     app.include_router(login.router(settings.access))
     app.include_router(chat_api.router(engine, store, jobs, tokenizer_provider, settings.is_default_model))
+    for router in routers:
+        app.include_router(router)
     if page is not None:
         app.mount("/static/localpaged", PageFiles(directory=page.static_folder))
         page.mount(app)

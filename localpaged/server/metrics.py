@@ -108,8 +108,6 @@ def router(engine: MeteredEngine) -> APIRouter:
             snapshot = _Snapshot(False, {})
         moment = CollectorRegistry(auto_describe=False)
         moment.register(snapshot)  # type: ignore[arg-type]
-        return Response(
-            generate_latest(engine.registry) + generate_latest(moment), media_type=CONTENT_TYPE_LATEST
-        )
+        return Response(generate_latest(engine.registry) + generate_latest(moment), media_type=CONTENT_TYPE_LATEST)
 
     return routes

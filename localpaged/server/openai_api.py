@@ -362,9 +362,7 @@ async def merge(streams: list[AsyncIterator[Event]]) -> AsyncIterator[tuple[int,
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def resume(
-    prompt: int, first: Event, rest: AsyncIterator[tuple[int, Event]]
-) -> AsyncIterator[tuple[int, Event]]:
+async def resume(prompt: int, first: Event, rest: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[tuple[int, Event]]:
     """The rest of a stream with its first event put back; closing it closes the rest."""
     try:
         yield prompt, first

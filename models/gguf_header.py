@@ -1,8 +1,8 @@
-"""A GGUF file: its metadata, and its tensors under transformers' names.
+"""A GGUF file's header: what it says of the model, and where its tensors are.
 
 Reading the header takes seconds, because the vocabulary is in it; what was read is kept under
 LOCALPAGED_HOME/cache, keyed by the file's path, size and time, and a later start reads only that.
-Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md; dequantisation by the gguf package.
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md. Knows nothing of torch.
 """
 
 import hashlib
@@ -12,21 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from localpaged.errors import ModelError
 from localpaged.home import cache_folder
-from localpaged.kernels.grouped_weight import GroupedWeight, grouped_from_gguf
 from localpaged.models.gguf_tokenizer import build_tokenizer
 
 FORMAT = 2
 MAGIC = b"GGUF"
 READABLE_TYPES = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"}
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-# llama.cpp's converter interleaves the rows of these for its own rotary order.
-INTERLEAVED = {"llama": {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}}
 END_OF_TURN = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>"}
 
 
@@ -174,70 +167,3 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
     scaling = {"rope_type": kind, "factor": header.metadata[f"{prefix}.factor"]}
     original = header.metadata.get(f"{prefix}.original_context_length")
     return scaling | ({"original_max_position_embeddings": original} if original else {})
-
-
-class GgufWeights:
-    """A GGUF's tensors under transformers' names; see weights.Weights."""
-
-    def __init__(self, path: Path, header: GgufHeader, config: Any) -> None:
-        import gguf
-
-        architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture)
-        self._names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-        self._header = header
-        self._config = config
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
-        # As many heads as a layer's rows are interleaved by, by the projection's name.
-        self._heads = {part: getattr(config, count) for part, count in INTERLEAVED.get(header.architecture, {}).items()}
-
-    def has(self, name: str) -> bool:
-        return self._find(name) is not None
-
-    def tensor(self, name: str) -> Tensor:
-        import gguf
-
-        entry = self._entry(name)
-        kind = gguf.GGMLQuantizationType[entry.type]
-        values = gguf.quants.dequantize(self._raw(entry), kind).reshape(entry.shape)
-        return self._in_order(name, torch.from_numpy(np.array(values, dtype=np.float32)))
-
-    def grouped(self, name: str) -> GroupedWeight | None:
-        import gguf
-
-        entry = self._entry(name)
-        kind = gguf.GGMLQuantizationType[entry.type]
-        grouped = grouped_from_gguf(self._raw(entry), kind, (entry.shape[0], entry.shape[-1]))
-        if grouped is None or self._num_heads(name) is None:
-            return grouped
-        minimum = None if grouped.minimum is None else self._in_order(name, grouped.minimum)
-        return GroupedWeight(
-            self._in_order(name, grouped.q), self._in_order(name, grouped.scale), minimum, grouped.group
-        )
-
-    def _find(self, name: str) -> TensorEntry | None:
-        known = name if name in self._header.tensors else self._names.get_name(name, (".weight", ".bias"))
-        return self._header.tensors.get(known) if known is not None else None
-
-    def _entry(self, name: str) -> TensorEntry:
-        entry = self._find(name)
-        if entry is None:
-            raise ModelError(f"The GGUF lacks {name}: it is incomplete. Fetch the model again.")
-        return entry
-
-    def _raw(self, entry: TensorEntry) -> np.ndarray:
-        data = self._bytes[entry.offset : entry.offset + entry.num_bytes]
-        if entry.type in ("F32", "F16"):
-            data = data.view(np.float32 if entry.type == "F32" else np.float16)
-        # Rows stay rows, whatever a block of the type holds.
-        return data.reshape(*entry.shape[:-1], -1)
-
-    def _num_heads(self, name: str) -> int | None:
-        return next((heads for part, heads in self._heads.items() if f".{part}." in name), None)
-
-    def _in_order(self, name: str, rows: Tensor) -> Tensor:
-        """Undo the interleaving: within a head, rows 0, 2, 4, ... then 1, 3, 5, ..."""
-        heads = self._num_heads(name)
-        if heads is None:
-            return rows
-        half = rows.shape[0] // heads // 2
-        return rows.reshape(heads, half, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape).contiguous()

@@ -1,0 +1,132 @@
+"""All settings: flag before environment (LOCALPAGED_*) before config.toml before default.
+
+Engine settings have vLLM's names. docs/settings.md is generated from this file.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from localpaged.engine.config import EngineConfig
+from localpaged.errors import SettingError
+from localpaged.home import home
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_bytes(value: Any) -> Any:
+    """A number of bytes from "3221225472", "3G", "3GiB" or "512 MB" (powers of 1024 throughout)."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{value!r} is no size; write bytes, or for example 512M or 3G")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+Size = Annotated[int | None, BeforeValidator(parse_bytes)]
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Each field is also --flag, LOCALPAGED_FIELD and an entry of config.toml."""
+
+    model_config = SettingsConfigDict(env_prefix="LOCALPAGED_", extra="forbid", protected_namespaces=())
+
+    model: str | None = Field(None, description="Model to run: a path or a name of `localpaged list`.")
+    served_model_name: list[str] = Field([], description="Names of the model in the API, besides its own.")
+    host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs an API key.")
+    port: int = Field(7860, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    api_key: str | None = Field(None, description="Key that clients must send.")
+    api_key_file: Path | None = Field(None, description="File that holds the key.")
+    allowed_host: list[str] = Field([], description="Further host names the server answers to.")
+    allowed_origin: list[str] = Field([], description="Other sites whose pages may call the API.")
+    device: str = Field("auto", description="auto or cpu.")
+    dtype: str = Field("auto", description="auto (weights in their fastest near-exact form) or float32.")
+    block_size: int = Field(16, description="Tokens a KV block, 8 to 128.")
+    kv_cache_memory: Size = Field(None, description="Memory for KV, such as 2G; default: a quarter of what is free.")
+    kv_cache_dtype: str = Field("auto", description="auto or float32.")
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, le=1, description="Share of the device's memory for weights and KV, if kv_cache_memory is open."
+    )
+    swap_space: float = Field(0, ge=0, description="GiB of host memory for swapped KV; a CPU engine has none.")
+    max_model_len: int | None = Field(None, description="Longest sequence; default: the model's window.")
+    max_num_seqs: int = Field(64, description="Candidates that run at once.")
+    max_num_batched_tokens: int | None = Field(None, description="Token budget of one step.")
+    enable_prefix_caching: bool = Field(True, description="Keep and reuse computed prefixes.")
+    debug: bool = Field(False, description="Audit the block pool whenever the engine is idle.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = TomlConfigSettingsSource(settings_cls, toml_file=home() / "config.toml")
+        return init_settings, env_settings, file
+
+    def key(self) -> str | None:
+        """The API key, from wherever it is given. Raises SettingError for a file that cannot be read or is empty."""
+        if self.api_key is not None or self.api_key_file is None:
+            return self.api_key
+        try:
+            key = self.api_key_file.expanduser().read_text().strip()
+        except OSError as error:
+            raise SettingError(f"--api-key-file {self.api_key_file} cannot be read: {error.strerror}.") from error
+        if not key:
+            raise SettingError(f"--api-key-file {self.api_key_file} is empty. Write the key into it.")
+        return key
+
+    def engine_config(self, path: Path, name: str) -> EngineConfig:
+        """What the engine is started with, for the model at path. Raises SettingError."""
+        if self.kv_cache_dtype not in ("auto", "float32"):
+            raise SettingError(f"--kv-cache-dtype {self.kv_cache_dtype} is not available here. Use auto or float32.")
+        if self.swap_space > 0:
+            raise SettingError(
+                "--swap-space is for engines whose KV is on a GPU; here it is in host memory already. "
+                "Leave it at 0 and give more --kv-cache-memory."
+            )
+        return EngineConfig(
+            model=str(path),
+            name=name,
+            device=self.device,
+            dtype=self.dtype,
+            block_size=self.block_size,
+            kv_cache_memory=self.kv_cache_memory,
+            memory_utilization=self.gpu_memory_utilization,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            enable_prefix_caching=self.enable_prefix_caching,
+            check_when_idle=self.debug,
+        )
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Settings with these flags (None: not given) on top. Raises SettingError that names what is wrong."""
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "settings"
+        if first["type"] == "extra_forbidden":
+            raise SettingError(
+                f"config.toml or the environment sets {name!r}, which is no setting. "
+                f"Settings: {', '.join(Settings.model_fields)}."
+            ) from error
+        raise SettingError(
+            f"--{name.replace('_', '-')} (LOCALPAGED_{name.upper()}): {first['msg']}, not {first.get('input')!r}."
+        ) from error
+    except ValueError as error:
+        raise SettingError(f"{home() / 'config.toml'} cannot be read: {error}. Mend or remove it.") from error

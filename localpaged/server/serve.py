@@ -1,0 +1,153 @@
+"""Puts the server together from the settings and runs it until it is told to stop."""
+
+import asyncio
+import errno
+import logging
+import socket
+import threading
+import webbrowser
+from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from localpaged.config import Settings
+from localpaged.engine.client import EngineClient
+from localpaged.engine.messages import ModelInfo
+from localpaged.errors import ModelError, SettingError
+from localpaged.home import home
+from localpaged.models.chat_tokenizer import ChatTokenizer, load_tokenizer
+from localpaged.models.gguf_header import read_header
+from localpaged.models.locate import LocatedModel, locate_model
+from localpaged.server import metrics, openai_api
+from localpaged.server.app import AppSettings, Page, create_app
+from localpaged.server.security import Access, check_bind
+from localpaged.store.store import Store
+
+STOP_TIMEOUT_S = 5
+
+
+def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = False) -> None:
+    """Run the server. Raises SettingError, ModelError and StoreError before it listens."""
+    key = settings.key()
+    check_bind(settings.host, key)
+    model = locate_model(settings.model)
+    check_model(model.path)
+    listener = listen(settings.host, settings.port)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    home().mkdir(parents=True, exist_ok=True)
+    store = Store(home() / "chats.db")
+    access = Access(settings.host, key, frozenset(settings.allowed_host), frozenset(settings.allowed_origin))
+    engine = metrics.MeteredEngine(settings.engine_config(model.path, model.name))
+    # The model loads while the page's libraries are imported.
+    engine.launch()
+    try:
+        app = build_app(settings, model, store, access, engine, page())
+        address = f"http://{_shown_host(settings.host)}:{listener.getsockname()[1]}"
+        config = uvicorn.Config(
+            app, log_level="warning", timeout_graceful_shutdown=STOP_TIMEOUT_S, server_header=False, ws="none"
+        )
+        _Server(config, lambda: _announce(address, engine, model, open_browser)).run(sockets=[listener])
+    finally:
+        engine.kill()
+    if engine.start_error is not None and engine.info is None:
+        raise ModelError(engine.start_error)
+
+
+def build_app(
+    settings: Settings,
+    model: LocatedModel,
+    store: Store,
+    access: Access,
+    engine: metrics.MeteredEngine,
+    page: Page | None,
+) -> FastAPI:
+    """The application with every router; it starts and stops the engine."""
+
+    @cache
+    def tokenizer() -> ChatTokenizer:
+        return load_tokenizer(model.path)
+
+    # Loaded beside the engine, so that the first message does not wait for it.
+    threading.Thread(target=tokenizer, daemon=True).start()
+    routers = [openai_api.router(engine, tokenizer, settings.served_model_name), metrics.router(engine)]
+    return create_app(engine, store, tokenizer, AppSettings(access, model.embedded), page, routers)
+
+
+def check_model(path: Path) -> None:
+    """Refuse at once what can be seen to be no model that runs. Raises ModelError."""
+    if path.is_file():
+        read_header(path)
+    elif not (path / "config.json").exists():
+        raise ModelError(f"{path} is neither a GGUF file nor a folder with a config.json.")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the address. Raises SettingError when it is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise SettingError(
+                f"Port {port} is in use. Is localpaged running already? Stop it, or take another: --port {port + 1}."
+            ) from error
+        raise SettingError(f"Cannot listen on {host}:{port}: {error.strerror}. Check --host and --port.") from error
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """A server that says where it is once it listens, and ends when the model cannot be loaded."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._announce = announce
+        self._announcing: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announcing = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        try:
+            await self._announce()
+        except ModelError:
+            self.should_exit = True
+
+
+async def _announce(address: str, engine: EngineClient, model: LocatedModel, open_browser: bool) -> None:
+    print(f"Loading {model.name} …", flush=True)
+    info = await engine.wait_ready()
+    lines = [f"localpaged is ready:  {address}", "", describe_model(info), "Stop it with Ctrl-C."]
+    if model.embedded:
+        lines[3:3] = [
+            "This embedded model is very small: good for trying things out, not for answers to rely on.",
+            "A better one:  localpaged pull Qwen/Qwen3-0.6B  then  localpaged serve --model Qwen/Qwen3-0.6B",
+        ]
+    width = max(map(len, lines))
+    print("\n".join(["", "┌" + "─" * (width + 2) + "┐", *(f"│ {line:<{width}} │" for line in lines)]))
+    print("└" + "─" * (width + 2) + "┘\n", flush=True)
+    if open_browser:
+        await asyncio.to_thread(webbrowser.open, address)
+
+
+def describe_model(info: ModelInfo) -> str:
+    """One line for the person who started it."""
+    tokens = info.num_blocks * info.block_size
+    return (
+        f"{info.name} on {info.device}, {tokens:,} tokens of KV in {info.num_blocks:,} blocks, "
+        f"longest conversation {info.longest_request:,} tokens"
+    )
+
+
+def _shown_host(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
