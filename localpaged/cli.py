@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from localpaged import __version__
@@ -107,7 +106,7 @@ def run(
     from localpaged.terminal import chat
 
     if not 1 <= n <= 8:
-        raise click.UsageError(f"-n is {n}; it must be from 1 to 8.")
+        raise typer.BadParameter(f"-n is {n}; it must be from 1 to 8.")
     params = SamplingParams(n=n, temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     chat(load_settings(model=model, kv_cache_memory=kv_cache_memory), params, prompt, system, json_output)
 
@@ -229,7 +228,7 @@ def doctor(json_output: Json = False) -> None:
         print(json.dumps([finding.as_dict() for finding in findings]))
     else:
         for finding in findings:
-            print(f"{finding.mark} {finding.name:<14} {finding.text}")
+            print(f"{finding.mark} {finding.name:<24} {finding.text}")
     if any(not finding.good for finding in findings):
         raise typer.Exit(1)
 
@@ -253,21 +252,25 @@ def _human(num_bytes: int) -> str:
     raise AssertionError
 
 
+# typer carries a click of its own and exports only this one of its errors.
+UsageError: type[Any] = typer.BadParameter.__bases__[0]
+
+
 def main() -> None:
     """Run the command line: user errors are one line on stderr and exit code 2."""
     try:
         code = app(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        sys.exit(2)
-    except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "localpaged"
-        print(f"{command}: {error.format_message()} See `{command} --help`.", file=sys.stderr)
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+        else:
+            command = error.ctx.command_path if error.ctx else "localpaged"
+            print(f"{command}: {error.format_message()} See `{command} --help`.", file=sys.stderr)
         sys.exit(2)
     except LocalpagedError as error:
         print(f"localpaged: {error}", file=sys.stderr)
         sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("Stopped.", file=sys.stderr)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
