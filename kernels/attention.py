@@ -30,21 +30,32 @@ def attention(
     """
     write_kv(k, v, k_cache, v_cache, batch.slots)
     num_decode = batch.num_decode
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if num_decode:
-        paged_attention(
-            q[:num_decode],
+    if num_decode == 0:
+        return prefill_attention(
+            q,
             k_cache,
             v_cache,
-            batch.decode_block_tables,
-            batch.decode_context_lens,
-            batch.group_starts,
-            batch.group_shared_blocks,
+            batch.prefill_block_tables,
+            batch.prefill_starts,
+            batch.prefill_context_lens,
             scale=scale,
             window=window,
             softcap=softcap,
-            out=out[:num_decode],
         )
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    paged_attention(
+        q[:num_decode],
+        k_cache,
+        v_cache,
+        batch.decode_block_tables,
+        batch.decode_context_lens,
+        batch.group_starts,
+        batch.group_shared_blocks,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        out=out[:num_decode],
+    )
     if num_decode < q.shape[0]:
         out[num_decode:] = prefill_attention(
             q[num_decode:],

@@ -6,8 +6,19 @@ the cache already. Source: "Attention Is All You Need", section 3.2 (arXiv:1706.
 Bound by arithmetic: 4 * H * Dh operations for each pair of a query and a key that it sees.
 """
 
+from functools import cache
+
+import numba
+import numpy as np
 import torch
+from numba import njit, prange
 from torch import Tensor
+
+from localpaged.kernels.attention_tile import FIRST_MAXIMUM, MAX_LANES, WIDTH, attend_range, gather_queries
+from localpaged.kernels.dispatch import Implementation, implementation_for
+
+# A window that nothing reaches, for attention without one.
+NO_WINDOW = 2**31 - 1
 
 
 def prefill_attention_reference(
@@ -44,6 +55,74 @@ def prefill_attention_reference(
     return out
 
 
+@njit(cache=True)
+def _list_units(starts, num_kv_heads, repeats):  # type: ignore[no-untyped-def]
+    """Cut the chunks into units: MAX_LANES query heads of one kv head, token after token.
+
+    Returns int64 [units, 4]: chunk, kv head, first lane of the chunk, number of lanes.
+    """
+    count = 0
+    for chunk in range(starts.shape[0] - 1):
+        lanes = (starts[chunk + 1] - starts[chunk]) * repeats
+        count += num_kv_heads * ((lanes + MAX_LANES - 1) // MAX_LANES)
+    units = np.empty((count, 4), np.int64)
+    count = 0
+    for chunk in range(starts.shape[0] - 1):
+        lanes = (starts[chunk + 1] - starts[chunk]) * repeats
+        for kv_head in range(num_kv_heads):
+            for lane in range(0, lanes, MAX_LANES):
+                units[count, 0] = chunk
+                units[count, 1] = kv_head
+                units[count, 2] = lane
+                units[count, 3] = min(MAX_LANES, lanes - lane)
+                count += 1
+    return units
+
+
+@cache
+def _kernel():  # type: ignore[no-untyped-def]
+    """The kernel, compiled when first asked for."""
+
+    @njit(
+        "void(f4[:,:,:],f4[:,:,:,::1],f4[:,:,:,::1],i4[:,:],i4[:],i4[:],f4,i8,f4,i8,f4[:,:,::1])",
+        parallel=True,
+        cache=True,
+    )
+    def kernel(  # type: ignore[no-untyped-def]
+        q, k_cache, v_cache, tables, starts, lens, scale, window, softcap, num_threads, out
+    ):
+        num_kv_heads, head_size = k_cache.shape[1], k_cache.shape[3]
+        repeats = q.shape[1] // num_kv_heads
+        units = _list_units(starts, num_kv_heads, repeats)
+        num_units = units.shape[0]
+        for thread in prange(num_threads):
+            # Later tokens see more keys, so threads take units in turn.
+            for unit in range(thread, num_units, num_threads):
+                chunk, kv_head, first_lane, lanes = units[unit]
+                first_row, end_row = starts[chunk], starts[chunk + 1]
+                width = (lanes + WIDTH - 1) // WIDTH * WIDTH
+                state = np.zeros((2 + head_size, width), np.float32)
+                state[0] = FIRST_MAXIMUM
+                queries = np.empty((head_size, width), np.float32)
+                limits = np.zeros((2, width), np.int32)
+                gather_queries(q, first_row, repeats, kv_head, first_lane, lanes, scale, queries)
+                before = lens[chunk] - (end_row - first_row)
+                for lane in range(lanes):
+                    length = before + (first_lane + lane) // repeats + 1
+                    limits[0, lane] = max(0, length - window)
+                    limits[1, lane] = length
+                start, end = limits[0, 0], limits[1, lanes - 1]
+                attend_range(k_cache, v_cache, tables[chunk], kv_head, start, end, queries, limits, state, softcap)
+                for lane in range(lanes):
+                    row = first_row + (first_lane + lane) // repeats
+                    target = out[row, kv_head * repeats + (first_lane + lane) % repeats]
+                    factor = np.float32(1) / state[1, lane]
+                    for d in range(head_size):
+                        target[d] = state[2 + d, lane] * factor
+
+    return kernel
+
+
 def prefill_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -76,6 +155,22 @@ def prefill_attention(
         )
     if q.shape[0] == 0:
         return torch.empty_like(q)
-    return prefill_attention_reference(
-        q, k_cache, v_cache, block_tables, starts, context_lens, scale=scale, window=window, softcap=softcap
+    if implementation_for(q) is Implementation.REFERENCE:
+        return prefill_attention_reference(
+            q, k_cache, v_cache, block_tables, starts, context_lens, scale=scale, window=window, softcap=softcap
+        )
+    out = torch.empty(q.shape)
+    _kernel()(
+        q.numpy(),
+        k_cache.numpy(),
+        v_cache.numpy(),
+        block_tables.numpy(),
+        starts.numpy(),
+        context_lens.numpy(),
+        scale,
+        NO_WINDOW if window is None else window,
+        0.0 if softcap is None else softcap,
+        numba.get_num_threads(),
+        out.numpy(),
     )
+    return out

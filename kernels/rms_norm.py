@@ -4,8 +4,14 @@ x [T, C], weight [C] -> x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) wi
 Source: arXiv:1910.07467, equation 4. Bound by memory: reads and writes x once.
 """
 
+from functools import cache
+
+import numpy as np
 import torch
+from numba import njit, prange
 from torch import Tensor
+
+from localpaged.kernels.dispatch import SERIAL_ROWS, Implementation, implementation_for
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
@@ -15,6 +21,40 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, unit_offset: bool 
     return (normed * (weight.float() + 1 if unit_offset else weight.float())).to(x.dtype)
 
 
+@njit(cache=True, fastmath={"contract", "reassoc"})
+def _normalise(x, weight, eps, offset, out):  # type: ignore[no-untyped-def]
+    total = np.float32(0)
+    for i in range(x.shape[0]):
+        total += x[i] * x[i]
+    factor = np.float32(1) / np.sqrt(total / np.float32(x.shape[0]) + eps)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * factor * (weight[i] + offset)
+
+
+@njit(cache=True, fastmath={"contract", "reassoc"})
+def _add(x, residual):  # type: ignore[no-untyped-def]
+    for i in range(x.shape[0]):
+        residual[i] += x[i]
+
+
+@cache
+def _kernel():  # type: ignore[no-untyped-def]
+    @njit("void(f4[:,::1],f4[:,::1],b1,f4[::1],f4,f4,f4[:,::1],i8)", parallel=True, cache=True)
+    def kernel(x, residual, adds, weight, eps, offset, out, serial_rows):  # type: ignore[no-untyped-def]
+        if x.shape[0] <= serial_rows:
+            for row in range(x.shape[0]):
+                if adds:
+                    _add(x[row], residual[row])
+                _normalise(residual[row], weight, eps, offset, out[row])
+        else:
+            for row in prange(x.shape[0]):
+                if adds:
+                    _add(x[row], residual[row])
+                _normalise(residual[row], weight, eps, offset, out[row])
+
+    return kernel
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
     """Normalise each row of x [T, C] and multiply by weight [C]; returns a new [T, C].
 
@@ -22,7 +62,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -
     """
     if x.ndim != 2 or weight.shape != x.shape[1:]:
         raise ValueError(f"x {tuple(x.shape)} must be [T, C] with C = {tuple(weight.shape)}")
-    return rms_norm_reference(x, weight, eps, unit_offset)
+    if implementation_for(x) is Implementation.REFERENCE:
+        return rms_norm_reference(x, weight, eps, unit_offset)
+    out, rows = torch.empty(x.shape), x.contiguous().numpy()
+    _kernel()(rows, rows, False, weight.numpy(), eps, float(unit_offset), out.numpy(), SERIAL_ROWS)
+    return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
@@ -34,5 +78,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_o
         raise ValueError(
             f"x {tuple(x.shape)}, residual {tuple(residual.shape)} do not fit weight {tuple(weight.shape)}"
         )
-    residual += x
-    return rms_norm_reference(residual, weight, eps, unit_offset)
+    if implementation_for(x) is Implementation.REFERENCE or not residual.is_contiguous():
+        residual += x
+        return rms_norm_reference(residual, weight, eps, unit_offset)
+    out, rows = torch.empty(x.shape), x.contiguous().numpy()
+    offset = float(unit_offset)
+    _kernel()(rows, residual.numpy(), True, weight.numpy(), eps, offset, out.numpy(), SERIAL_ROWS)
+    return out

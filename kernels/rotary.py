@@ -5,7 +5,13 @@ Source: RoFormer, section 3.4.2 (arXiv:2104.09864), in the half-split order of t
 Bound by memory: reads and writes q and k once.
 """
 
+from functools import cache
+
+from numba import njit, prange
 from torch import Tensor
+
+from localpaged.kernels.dispatch import SERIAL_ROWS, Implementation, implementation_for
+from localpaged.kernels.float_row import float_row
 
 
 def _rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -23,6 +29,34 @@ def apply_rotary_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, posit
     _rotate_reference(k, cos[positions], sin[positions])
 
 
+@njit(cache=True, fastmath={"contract"})
+def _rotate_token(token, x, cos, sin, position):  # type: ignore[no-untyped-def]
+    half = cos.shape[1]
+    c, s = cos[position], sin[position]
+    for head in range(x.shape[1]):
+        row = float_row(x.ctypes.data + token * x.strides[0] + head * x.strides[1], 2 * half)
+        for i in range(half):
+            first, second = row[i], row[half + i]
+            row[i] = first * c[i] - second * s[i]
+            row[half + i] = second * c[i] + first * s[i]
+
+
+@cache
+def _kernel():  # type: ignore[no-untyped-def]
+    @njit("void(f4[:,:,:],f4[:,:,:],f4[:,::1],f4[:,::1],i8[:],i8)", parallel=True, cache=True)
+    def kernel(q, k, cos, sin, positions, serial_rows):  # type: ignore[no-untyped-def]
+        if positions.shape[0] <= serial_rows:
+            for token in range(positions.shape[0]):
+                _rotate_token(token, q, cos, sin, positions[token])
+                _rotate_token(token, k, cos, sin, positions[token])
+        else:
+            for token in prange(positions.shape[0]):
+                _rotate_token(token, q, cos, sin, positions[token])
+                _rotate_token(token, k, cos, sin, positions[token])
+
+    return kernel
+
+
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
     """Turn q [T, H, Dh] and k [T, Hkv, Dh] in place.
 
@@ -36,4 +70,14 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tens
         raise ValueError(f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit heads of {q.shape[2]}")
     if q.shape[0] == 0:
         return
-    apply_rotary_reference(q, k, cos, sin, positions)
+    if implementation_for(q) is Implementation.REFERENCE or q.stride(2) != 1 or k.stride(2) != 1:
+        apply_rotary_reference(q, k, cos, sin, positions)
+    else:
+        _kernel()(
+            q.numpy(),
+            k.numpy(),
+            cos.contiguous().numpy(),
+            sin.contiguous().numpy(),
+            positions.numpy(),
+            SERIAL_ROWS,
+        )

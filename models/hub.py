@@ -120,7 +120,7 @@ def _call(repository: str, revision: str | None, staging: Path, patterns: list[s
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
-    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     (disable_progress_bars if dry_run else enable_progress_bars)()
     try:

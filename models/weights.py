@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,7 +40,7 @@ class SafetensorsWeights:
             files = [path.name for path in sorted(folder.glob("*.safetensors"))]
         if not files:
             raise ModelError(f"{folder} has no .safetensors file. Fetch the model again: localpaged pull NAME.")
-        self._file_by_name = {}
+        self._file_by_name: dict[str, Any] = {}
         for file in files:
             handle = _open(folder / file)
             self._file_by_name |= dict.fromkeys(handle.keys(), handle)
@@ -63,7 +63,7 @@ class SafetensorsWeights:
         return None
 
 
-def _open(path: Path) -> "safe_open":
+def _open(path: Path) -> Any:
     if not path.exists():
         raise ModelError(f"{path} is missing: the model is incomplete. Fetch it again.")
     try:

@@ -150,6 +150,7 @@ class FakeEngine(EngineClient):
         text = self.tokenizer.decode(prompt)
         pending = {index: self.answer(text, index) for index in range(params.n)}
         counts = dict.fromkeys(pending, 0)
+        num_steps = dict.fromkeys(pending, 0)
         steps = 0
         while pending:
             if self.hold is not None and steps:
@@ -166,10 +167,11 @@ class FakeEngine(EngineClient):
                 pending[index] = pending[index][self.chars_per_token :]
                 ids = self.tokenizer.encode(piece)
                 counts[index] += len(ids)
+                num_steps[index] += 1
                 finish = None
                 if (request_id, None) in self.cancelled or (request_id, index) in self.cancelled:
                     finish, piece, ids = "cancelled", "", []
-                elif params.max_tokens is not None and counts[index] >= params.max_tokens:
+                elif params.max_tokens is not None and num_steps[index] >= params.max_tokens:
                     finish = "length"
                 elif not pending[index]:
                     finish, ids = "stop", [*ids, END]

@@ -27,8 +27,33 @@ ANSWERS = [
 ]
 
 
+HOSTILE = """Before <script>window.hacked = 1</script> after.
+
+<img src="https://example.org/spy.png" onerror="window.hacked = 2">
+![spy](https://example.org/spy2.png)
+[click](javascript:window.hacked=3) and [fine](https://example.org/page)
+
+<iframe src="https://example.org"></iframe><svg onload="window.hacked = 4"></svg>
+<a href="data:text/html,<script>window.hacked=5</script>">data</a>
+
+```html"><img src=x onerror="window.hacked=6">
+<b onclick="window.hacked = 7">code</b>
+```
+It costs $5, or $8 for two."""
+WIDE = (
+    "# A heading\n\n" + "unbreakable" * 60 + "\n\n"
+    "| " + " | ".join(f"column number {number}" for number in range(12)) + " |\n" + "|---" * 12 + "|\n"
+    "| " + " | ".join("a cell with words" for _ in range(12)) + " |\n\n"
+    "```python\nvalue = '" + "x" * 400 + "'\n```\n\n"
+    "שלום עולם, זה טקסט מימין לשמאל עם English בתוכו.\n\n"
+    "1. one\n   - nested " + "https://example.org/" + "path/" * 60 + "\n2. two\n\n> quoted " + "q" * 300
+)
+SPECIAL = {"hostile": HOSTILE, "wide": WIDE, "slow": "A slow answer goes on and on. " * 200, "empty": ""}
+
+
 def answer(prompt: str, index: int) -> str:
-    return ANSWERS[index % 4]
+    asked = prompt.rsplit("<|im_start|>user\n", 1)[-1]
+    return next((text for word, text in SPECIAL.items() if word in asked), ANSWERS[index % 4])
 
 
 def main() -> None:

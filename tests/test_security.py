@@ -167,7 +167,7 @@ def test_every_response_forbids_what_a_page_does_not_need(tmp_path: Path) -> Non
             assert "'unsafe-inline'" not in policy.split("script-src")[1].split(";")[0]
             assert "frame-ancestors 'none'" in policy
             assert headers["x-content-type-options"] == "nosniff"
-            assert headers["referrer-policy"] == "no-referrer"
+            assert headers["referrer-policy"] == "same-origin"
 
 
 def test_the_page_gets_our_head_and_a_fresh_nonce_on_its_scripts(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def build_input(step: Step, block_size: int) -> ModelInput:
             slots[begin] = sequence.block_table[block] * block_size + offset
         else:
             positions[begin:end] = np.arange(first, first + chunk.num_tokens)
-            block, offset = np.divmod(positions[begin:end], block_size)
-            slots[begin:end] = np.asarray(sequence.block_table, dtype=np.int64)[block] * block_size + offset
+            blocks, offsets = np.divmod(positions[begin:end], block_size)
+            slots[begin:end] = np.asarray(sequence.block_table, dtype=np.int64)[blocks] * block_size + offsets
         ends.append(end)
     num_decode = len(step.decodes)
     decode_lens, decode_tables = _tables(step.decodes, block_size)

@@ -107,7 +107,7 @@ def router(engine: MeteredEngine) -> APIRouter:
         except EngineDeadError:
             snapshot = _Snapshot(False, {})
         moment = CollectorRegistry(auto_describe=False)
-        moment.register(snapshot)  # type: ignore[arg-type]
+        moment.register(snapshot)
         return Response(generate_latest(engine.registry) + generate_latest(moment), media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -332,7 +332,7 @@ def as_error(event: Failed) -> LocalpagedError:
     return error
 
 
-async def merge(streams: list[AsyncIterator[Event]]) -> AsyncIterator[tuple[int, Event]]:
+async def merge(streams: list[AsyncIterator[Event]]) -> AsyncGenerator[tuple[int, Event], None]:
     """The events of several requests as they come, each with the number of its request.
 
     Closing this closes all of them, which cancels what still runs.
@@ -362,14 +362,16 @@ async def merge(streams: list[AsyncIterator[Event]]) -> AsyncIterator[tuple[int,
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def resume(prompt: int, first: Event, rest: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[tuple[int, Event]]:
+async def resume(
+    prompt: int, first: Event, rest: AsyncGenerator[tuple[int, Event], None]
+) -> AsyncIterator[tuple[int, Event]]:
     """The rest of a stream with its first event put back; closing it closes the rest."""
     try:
         yield prompt, first
         async for item in rest:
             yield item
     finally:
-        await rest.aclose()  # type: ignore[attr-defined]
+        await rest.aclose()
 
 
 async def while_connected(request: Request, work: Any) -> Usage | None:

@@ -67,7 +67,20 @@ class SamplingBody(BaseModel):
         """As the engine takes them. Raises InvalidRequestError that names the field."""
         if self.best_of is not None and self.stream:
             raise InvalidRequestError("best_of is known only at the end: leave stream out.", "best_of")
-        names = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "min_tokens", "length_penalty", "best_of"]
+        names = [
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "seed",
+            "stop_token_ids",
+            "min_tokens",
+            "length_penalty",
+            "best_of",
+        ]
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.use_beam_search:
             values["beam_width"] = values.pop("best_of", None) or self.n
@@ -155,5 +168,5 @@ class CompletionBody(SamplingBody):
         if not self.prompt:
             raise InvalidRequestError("prompt is empty.", "prompt")
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]
+        return list(self.prompt)

@@ -36,7 +36,8 @@ POLICY = (
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    # Not no-referrer: browsers would send our own forms with "Origin: null".
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
@@ -129,7 +130,7 @@ class SecurityMiddleware:
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        if "text/html" in headers.get("accept", ""):
+        if scope["path"] not in OPEN_PATHS and "text/html" in headers.get("accept", ""):
             # The page is rewritten on its way out, so it must not arrive compressed.
             scope = {**scope, "headers": _without(scope["headers"], b"accept-encoding")}
             send = self._page.rewriting(send, nonce)

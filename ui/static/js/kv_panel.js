@@ -62,7 +62,7 @@ export class KvPanel {
       ["in use", bytes(referenced * (stats.bytes_per_block ?? 0))],
       ["room for", `${count((total - referenced) * stats.block_size)} tokens`],
     ];
-    if (stats.num_running !== undefined) pool.push(["running · waiting", `${stats.num_running} · ${stats.num_waiting ?? 0}`]);
+    if (stats.running !== undefined) pool.push(["running · waiting", `${count(stats.running)} · ${count(stats.waiting ?? 0)}`]);
     list(this.pool, pool);
     this.showTurn(cards);
   }
