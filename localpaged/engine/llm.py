@@ -66,6 +66,11 @@ class LLM:
         self._ids = itertools.count()
         self.info = self._engine.info
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self._engine.core.vocab_size
+
     def generate(
         self,
         prompts: Prompt | list[Prompt],
