@@ -56,7 +56,7 @@ class Linear:
     def form(self) -> str:
         """How the weight is held, for people to read."""
         if isinstance(self._packed, PackedWeight):
-            return "grouped integers"
+            return f"{self._packed.bits}-bit"
         return "float32" if isinstance(self._packed, Tensor) else "float16"
 
     def __call__(self, x: Tensor) -> Tensor:

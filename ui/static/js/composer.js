@@ -100,7 +100,7 @@ export class Composer {
     this.area.placeholder = running
       ? "Answering…"
       : choosing > 1
-        ? `Choose an answer first: press 1–${choosing}`
+        ? `Choose an answer first${innerWidth < 600 ? "" : `: press 1–${choosing}`}`
         : chosen
           ? `Reply to ${chosen} – Enter sends, Shift+Enter a new line`
           : "Write a message – Enter sends, Shift+Enter a new line";

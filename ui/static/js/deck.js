@@ -95,7 +95,7 @@ export class Deck {
     const each = this.kv()?.bytes_per_block;
     this.saved.textContent = saved > 0 && each ? `${bytes(saved * each)} saved` : "";
     this.again.hidden = running;
-    this.hint.textContent = running || count < 2 ? "" : `Press 1–${count} or Choose to go on`;
+    this.hint.textContent = running || count < 2 ? "" : innerWidth < 600 ? "Choose one to go on" : `Press 1–${count} or Choose to go on`;
     this.grid.classList.toggle("open", !running);
   }
 
