@@ -41,15 +41,18 @@ def build_tokenizer(fields: dict[str, Any], path: Path) -> Tokenizer:
     if not tokens:
         raise ModelError(f"{path} has no vocabulary. Put the model's tokenizer.json beside it.")
     kind = fields.get("tokenizer.ggml.model")
-    if kind == "gpt2":
-        tokenizer = _byte_level(fields, tokens, path)
-    elif kind == "llama":
-        tokenizer = _sentencepiece(fields, tokens)
-    else:
+    if kind not in ("gpt2", "llama"):
         raise ModelError(
             f"{path} has a vocabulary of the kind {kind!r}, which is not supported. "
             "Put the model's tokenizer.json beside it."
         )
+    try:
+        tokenizer = _byte_level(fields, tokens, path) if kind == "gpt2" else _sentencepiece(fields, tokens)
+    except ModelError:
+        raise
+    # The tokenizers package raises plain Exception for a vocabulary that does not hold together.
+    except Exception as error:
+        raise ModelError(f"{path} has a damaged vocabulary ({error}). Fetch the model again.") from error
     types = fields.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     tokenizer.add_special_tokens(
         [AddedToken(tokens[i], normalized=False, special=True) for i, t in enumerate(types) if t == CONTROL]
