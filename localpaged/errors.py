@@ -23,6 +23,12 @@ class PromptTooLongError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class ModelNotFoundError(InvalidRequestError):
+    """A request for a model that is not served here."""
+
+    code = "model_not_found"
+
+
 class SettingError(LocalpagedError, ValueError):
     """A flag, environment variable or config.toml entry that cannot be used."""
 

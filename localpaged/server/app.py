@@ -14,7 +14,14 @@ from starlette.staticfiles import StaticFiles
 
 from localpaged import __version__
 from localpaged.engine.client import EngineClient
-from localpaged.errors import EngineDeadError, InvalidRequestError, LocalpagedError, ModelError, StoreError
+from localpaged.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    LocalpagedError,
+    ModelError,
+    ModelNotFoundError,
+    StoreError,
+)
 from localpaged.server import chat_api, login
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
@@ -24,6 +31,7 @@ from localpaged.store.store import Store
 
 STATUSES: list[tuple[type[LocalpagedError], int]] = [
     (NotFoundError, 404),
+    (ModelNotFoundError, 404),
     (ConversationBusyError, 409),
     (InvalidRequestError, 400),
     (StoreError, 503),

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, PositionLogprobs, TokenLogprob
 from localpaged.engine.sampling_params import SamplingParams
-from localpaged.errors import InvalidRequestError, LocalpagedError, PromptTooLongError
+from localpaged.errors import InvalidRequestError, LocalpagedError, ModelNotFoundError, PromptTooLongError
 from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody
 
@@ -120,10 +120,6 @@ def router(
         return await answer(engine, request, body, params, prompts, CompletionShape(model, tokenizer))
 
     return routes
-
-
-class ModelNotFoundError(InvalidRequestError):
-    code = "model_not_found"
 
 
 class ChatShape:

@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import logging
+import signal
 import socket
+import sys
 import threading
 import webbrowser
 from collections.abc import Awaitable, Callable
@@ -41,6 +43,8 @@ def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = Fal
     home().mkdir(parents=True, exist_ok=True)
     store = Store(home() / "chats.db")
     access = Access(settings.host, key, frozenset(settings.allowed_host), frozenset(settings.allowed_origin))
+    # uvicorn stops in good order on SIGTERM and then raises it again: that is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     engine = metrics.MeteredEngine(settings.engine_config(model.path, model.name))
     # The model loads while the page's libraries are imported.
     engine.launch()
