@@ -52,6 +52,14 @@ class Linear:
         layer._bias = bias
         return layer
 
+    @classmethod
+    def pack_grouped(cls, grouped: GroupedWeight, bias: Tensor | None = None) -> "Linear | None":
+        """Pack a weight from its compact form alone; None where that is not how it would be multiplied."""
+        if linear_form(grouped.q) is not LinearForm.GROUPED_OR_HALF:
+            return None
+        packed = pack_weight(grouped, bias)
+        return None if packed is None else cls((grouped.q.shape[0], grouped.q.shape[1]), packed)
+
     @property
     def form(self) -> str:
         """How the weight is held, for people to read."""

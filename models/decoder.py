@@ -195,6 +195,10 @@ def load_linear(weights: Weights, names: list[str], bias: bool, exact: bool = Fa
     grouped = None
     if all(part is not None for part in grouped_parts):
         grouped = GroupedWeight.concatenate([part for part in grouped_parts if part is not None])
-    weight = torch.cat([weights.tensor(f"{name}.weight") for name in names])
     biases = torch.cat([weights.tensor(f"{name}.bias") for name in names]) if bias else None
+    if grouped is not None and not exact:
+        linear = Linear.pack_grouped(grouped, biases)
+        if linear is not None:
+            return linear
+    weight = torch.cat([weights.tensor(f"{name}.weight") for name in names])
     return Linear.pack(weight, biases, grouped, exact)

@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from localpaged.errors import ModelError
@@ -137,6 +138,23 @@ def _check(path: Path, header: GgufHeader, num_bytes: int) -> None:
 def transformers_config(header: GgufHeader) -> Any:
     """The file's metadata as a transformers PretrainedConfig."""
     from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[ARCHITECTURES[header.architecture]](**_config_values(header))
+
+
+def light_config(header: GgufHeader) -> Any:
+    """The same, without transformers' model code, whose import takes longer than loading a small model.
+
+    Only where that code is not needed for a rotary scaling.
+    """
+    values = _config_values(header)
+    if values["rope_parameters"]["rope_type"] != "default":
+        return transformers_config(header)
+    fixed = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "layer_types": None}
+    return SimpleNamespace(model_type=ARCHITECTURES[header.architecture], **fixed, **values)
+
+
+def _config_values(header: GgufHeader) -> dict[str, Any]:
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     architecture = header.architecture
@@ -154,7 +172,7 @@ def transformers_config(header: GgufHeader) -> Any:
     values["tie_word_embeddings"] = "output.weight" not in header.tensors
     eos = header.metadata.get("tokenizer.ggml.eos_token_id")
     values["eos_token_id"] = sorted({*header.metadata["end_of_turn_ids"], *([] if eos is None else [eos])})
-    return CONFIG_MAPPING[ARCHITECTURES[architecture]](**values)
+    return values
 
 
 def _rope_scaling(header: GgufHeader) -> dict[str, Any]:

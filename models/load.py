@@ -9,7 +9,7 @@ from localpaged.errors import ModelError
 from localpaged.models.chat_tokenizer import folder_eos_token_ids
 from localpaged.models.decoder import Decoder
 from localpaged.models.decoder_config import DecoderConfig
-from localpaged.models.gguf_header import read_header, transformers_config
+from localpaged.models.gguf_header import light_config, read_header
 from localpaged.models.gguf_weights import GgufWeights
 from localpaged.models.registry import decoder_config
 from localpaged.models.weights import SafetensorsWeights, Weights
@@ -33,7 +33,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Describe the model at a path. Raises ModelError when it is missing, damaged or not supported."""
     if path.is_file():
         header = read_header(path)
-        hf_config = transformers_config(header)
+        hf_config = light_config(header)
         return Checkpoint(path, decoder_config(hf_config), GgufWeights(path, header, hf_config), hf_config)
     file = path / "config.json"
     if not file.exists():
