@@ -1,0 +1,9 @@
+"""How far an implementation may be from its reference, by what it computes in."""
+
+ATTENTION = 2e-5
+ELEMENTWISE = 1e-5
+# Relative to the largest output: activations in 16-bit integers, weights exact.
+GROUPED = 2e-4
+# Weights rounded to float16, relative to the largest output.
+HALF = 2e-3
+EXACT = 1e-5
