@@ -5,7 +5,6 @@ Brings scheduler, runner, sampler and detokenizer together; each is tested on it
 
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from localpaged.engine.admission import make_request
 from localpaged.engine.beam_search import BeamSearch
 from localpaged.engine.block_pool import BlockPool
 from localpaged.engine.detokenizer import Detokenizer
@@ -186,32 +186,10 @@ class EngineCore:
         return [sequence for request in self.scheduler.running for sequence in request.live]
 
     def _admit(self, command: Generate) -> None:
-        params, prompt = command.params, command.prompt_token_ids
         if command.request_id in self.jobs:
             raise InvalidRequestError(f"A request {command.request_id!r} is running already.", "request_id")
-        if not prompt:
-            raise InvalidRequestError("The prompt is empty. Give at least one token.", "prompt")
-        for name, token_ids in (
-            ("prompt", prompt),
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            bad = next((i for i in token_ids if not 0 <= i < self.vocab_size), None)
-            if bad is not None:
-                raise InvalidRequestError(
-                    f"{name} has the token id {bad}; the model's are 0 to {self.vocab_size - 1}.", name
-                )
-        if params.beam_width is not None and params.stop:
-            raise InvalidRequestError("Beam search takes stop_token_ids, not stop strings.", "stop")
-        max_tokens = self.scheduler.fit_max_tokens(len(prompt), params.max_tokens, params.num_sequences)
-        request = Request(
-            command.request_id,
-            prompt,
-            params,
-            params.seed if params.seed is not None else secrets.randbits(64),
-            max_tokens,
-            self.eos_token_ids,
-        )
+        params = command.params
+        request = make_request(command, self.scheduler, self.eos_token_ids, self.vocab_size)
         candidates = [
             Candidate(Detokenizer(self.decode, params.stop, params.include_stop_str_in_output))
             for _ in request.sequences
