@@ -31,3 +31,8 @@ def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     home.mkdir()
     monkeypatch.setenv("LOCALPAGED_HOME", str(home))
     yield home
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Browser tests last: from the first one on, Playwright keeps an event loop running in this thread."""
+    items.sort(key=lambda item: item.get_closest_marker("browser") is not None)
