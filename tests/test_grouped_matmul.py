@@ -1,0 +1,72 @@
+"""Integer products over grouped weights where the shapes, or the activations, are awkward."""
+
+import pytest
+import torch
+from tolerances import EXACT, GROUPED
+
+from localpaged.kernels.grouped_matmul import grouped_matmul, grouped_matmul_reference, pack_weight
+from localpaged.kernels.grouped_weight import GroupedWeight
+
+
+def weight(num_rows: int, num_columns: int, bits: int = 4, group: int = 32) -> GroupedWeight:
+    """Random weights; 4 and 5 bits have minima, 8 bits have none."""
+    low, high = (0, 1 << bits) if bits < 8 else (-128, 128)
+    shape = (num_rows, num_columns // group)
+    scale, minimum = ((torch.randn(shape) * 0.05).half().float() for _ in range(2))
+    q = torch.randint(low, high, (num_rows, num_columns)).to(torch.int8)
+    return GroupedWeight(q, scale, minimum if bits < 8 else None, group)
+
+
+def check(x: torch.Tensor, matrix: GroupedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    packed = pack_weight(matrix, bias)
+    assert packed is not None
+    out, expected = grouped_matmul(x, packed), grouped_matmul_reference(x, matrix, bias)
+    assert out.shape == expected.shape
+    assert (out - expected).abs().max() <= GROUPED * expected.abs().max()
+    return out
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 15, 16, 17, 33])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (5, 32), (8, 32), (8, 16)])
+def test_each_tile_height_and_form_of_weight(num_rows: int, bits: int, group: int) -> None:
+    check(torch.randn(num_rows, 96), weight(48, 96, bits, group))
+
+
+@pytest.mark.parametrize("num_outputs", [1, 15, 17, 40])
+def test_outputs_that_are_not_whole_panels(num_outputs: int) -> None:
+    check(torch.randn(3, 64), weight(num_outputs, 64), torch.randn(num_outputs))
+
+
+def test_an_outlier_costs_precision_in_its_own_group_only() -> None:
+    """What the other groups give is the same, within the tolerance of their own sum, with the outlier there."""
+    matrix = weight(32, 96)
+    matrix.q[:, :32] = 0
+    assert matrix.minimum is not None
+    matrix.minimum[:, 0] = 0
+    x = torch.randn(2, 96)
+    x[0, 5] = 3e4
+    check(x, matrix)
+
+
+def test_tiny_and_zero_activations() -> None:
+    matrix = weight(32, 64, 8)
+    assert torch.equal(check(torch.zeros(2, 64), matrix), torch.zeros(2, 32))
+    check(torch.randn(2, 64) * 1e-20, matrix)
+
+
+def test_rows_that_lie_apart_in_memory() -> None:
+    check(torch.randn(5, 100)[:, :64], weight(32, 64))
+
+
+def test_a_row_gives_the_same_in_tiles_of_any_height() -> None:
+    packed = pack_weight(weight(48, 96))
+    assert packed is not None
+    x = torch.randn(20, 96)
+    together = grouped_matmul(x, packed)
+    for row in (0, 7, 19):
+        assert (grouped_matmul(x[row : row + 1], packed)[0] - together[row]).abs().max() < EXACT
+
+
+def test_scales_that_float16_would_round_are_not_packed() -> None:
+    matrix = weight(16, 32)
+    assert pack_weight(GroupedWeight(matrix.q, matrix.scale + 1e-6, matrix.minimum, 32)) is None
