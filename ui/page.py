@@ -4,10 +4,14 @@ The drawing is done by the files under static/ (see static/js/main.js), fed by t
 and event streams. Nothing is loaded from elsewhere.
 """
 
+import asyncio
 import warnings
 from pathlib import Path
 
 from fastapi import FastAPI
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localpaged.server.app import Page
 from localpaged.ui.controls import controls
@@ -35,6 +39,11 @@ def page() -> Page:
 
 def mount(app: FastAPI) -> None:
     """Put Gradio's application at / of another one."""
+    # Where no event loop runs Gradio makes two of its own and forgets them.
+    asyncio.run(_mount(app))
+
+
+async def _mount(app: FastAPI) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import gradio as gr
@@ -60,3 +69,24 @@ def mount(app: FastAPI) -> None:
             mcp_server=False,
             pwa=False,
         )
+    gradio_mount = app.router.routes[-1]
+    assert isinstance(gradio_mount, Mount)
+    gradio_mount.app = OnlyThePage(gradio_mount.app)
+
+
+class OnlyThePage:
+    """Gradio's application without its API: files to upload, events, proxies. The page uses none of it."""
+
+    PREFIXES = ("/assets/", "/static/")
+    PATHS = ("/", "", "/theme.css", "/manifest.json", "/favicon.ico")
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        wanted = path in self.PATHS or path.startswith(self.PREFIXES)
+        if scope["type"] == "http" and not (wanted and scope["method"] in ("GET", "HEAD")):
+            await PlainTextResponse("Not found", 404)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)

@@ -74,6 +74,6 @@ def scripted(folder: Path, **environment: str) -> ServerProcess:
 
 
 def real(folder: Path) -> ServerProcess:
-    """The real server with the embedded model. What is slow to build is shared with other runs."""
-    command = [sys.executable, str(TESTS / "e2e" / "serve_default_model.py"), "PORT", "FOLDER"]
-    return ServerProcess(command, folder)
+    """The real server with the embedded model, as `localpaged serve` runs it, with its data in the folder."""
+    command = [sys.executable, "-m", "localpaged", "serve", "--port", "PORT", "--kv-cache-memory", "1G"]
+    return ServerProcess(command, folder, LOCALPAGED_HOME=str(folder))

@@ -263,8 +263,7 @@ export class Chat {
 
   detach() {
     this.leaveJob?.();
-    this.leaveJob = null;
-    this.job = null;
+    this.leaveJob = this.job = null;
   }
 
   take(event) {
@@ -334,6 +333,7 @@ export class Chat {
     const last = this.view?.turns.at(-1)?.message;
     if (!cards.length && last?.timings) cards = [{ figures: last.timings }];
     this.kvPanel?.show(this.server.kv, cards);
+    this.transcript.deck?.show();
     this.window.showPrice(this.server.kv);
   }
 

@@ -97,13 +97,14 @@ export class Composer {
     this.sendButton.hidden = running;
     this.stopButton.hidden = !running;
     this.form.classList.toggle("choosing", choosing > 1 && !running);
+    const keys = innerWidth < 600 ? "" : " – Enter sends, Shift+Enter a new line";
     this.area.placeholder = running
       ? "Answering…"
       : choosing > 1
         ? `Choose an answer first${innerWidth < 600 ? "" : `: press 1–${choosing}`}`
         : chosen
-          ? `Reply to ${chosen} – Enter sends, Shift+Enter a new line`
-          : "Write a message – Enter sends, Shift+Enter a new line";
+          ? `Reply to ${chosen}${keys}`
+          : `Write a message${keys}`;
   }
 
   setBanner(text, kind = "note") {

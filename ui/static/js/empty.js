@@ -9,8 +9,8 @@ const IDEAS = [
   "Give me three plans for a rainy Sunday at home.",
 ];
 const BETTER = [
-  ["localpaged pull Qwen/Qwen3-4B", "fetch a better one"],
-  ["localpaged serve --model Qwen/Qwen3-4B", "and start with it"],
+  ["localpaged pull Qwen/Qwen3-0.6B", "fetch a better one"],
+  ["localpaged serve --model Qwen/Qwen3-0.6B", "and start with it"],
 ];
 
 function command(text, note) {

@@ -45,9 +45,11 @@ export class Header {
     if (dead) this.chip.textContent = "Model stopped";
     else if (engine === "ready" && model) {
       const device = { cpu: "CPU", cuda: "GPU" }[model.device.split(":")[0]] ?? model.device;
-      this.chip.textContent = `${model.name} · ${model.dtype} · ${device}`;
+      this.chip.textContent = `${model.name} · ${device}`;
+      this.chip.title = `${model.architecture}, ${model.dtype} on ${model.device}, window of ${count(model.max_model_len)} tokens`;
+      return;
     } else this.chip.textContent = "Loading the model…";
-    this.chip.title = this.chip.textContent;
+    this.chip.title = state?.error ?? this.chip.textContent;
   }
 
   /** Tokens of the window: what is there, what is being written, what an answer may take. */

@@ -80,9 +80,10 @@ export class KvPanel {
     const first = Math.min(...figures.map((figure) => figure.ttft_s ?? Infinity));
     const rows = [];
     if (shared + own) {
-      rows.push(["These answers", `${count(shared + own)} blocks`], ["Without sharing", `${count(alone)} blocks`]);
+      rows.push([figures.length > 1 ? "These answers" : "This answer", `${count(shared + own)} blocks`]);
+      if (figures.length > 1) rows.push(["Without sharing", `${count(alone)} blocks`]);
     }
-    rows.push(["Decode, all answers", rate(sum(figures.map((figure) => figure.tokens_per_s)))]);
+    rows.push([figures.length > 1 ? "Decode, all answers" : "Decode", rate(sum(figures.map((figure) => figure.tokens_per_s)))]);
     if (Number.isFinite(first)) rows.push(["First token", seconds(first)]);
     const prefill = figures[0];
     if (prefill.num_cached_tokens !== undefined && prefill.num_cached_tokens !== null) {
