@@ -23,10 +23,11 @@ def attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    exact: bool = False,
 ) -> Tensor:
     """Write k and v [T, Hkv, Dh] to batch.slots, then attend from q [T, H, Dh] to each token's context.
 
-    Returns [T, H, Dh]. The caches change in place.
+    exact: float32 products throughout. Returns [T, H, Dh]. The caches change in place.
     """
     write_kv(k, v, k_cache, v_cache, batch.slots)
     num_decode = batch.num_decode
@@ -41,6 +42,7 @@ def attention(
             scale=scale,
             window=window,
             softcap=softcap,
+            exact=exact,
         )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     paged_attention(
@@ -67,5 +69,6 @@ def attention(
             scale=scale,
             window=window,
             softcap=softcap,
+            exact=exact,
         )
     return out

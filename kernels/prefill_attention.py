@@ -3,10 +3,12 @@
 q [T', H, Dh] x caches [num_blocks, Hkv, block_size, Dh] -> [T', H, Dh]; the chunks' own tokens are in
 the cache already. Source: "Attention Is All You Need", section 3.2 (arXiv:1706.03762); FlashAttention
 (arXiv:2205.14135) for the fused product.
-Bound by arithmetic: 4 * H * Dh operations for each pair of a query and a key that it sees.
+Bound by arithmetic: 4 * H * Dh operations for each pair of a query and a key that it sees. Long chunks take
+16-bit integers, whose products cost half (integer_attention_tile.py).
 """
 
 from functools import cache
+from itertools import pairwise
 
 import numba
 import numpy as np
@@ -16,9 +18,21 @@ from torch import Tensor
 
 from localpaged.kernels.attention_tile import FIRST_MAXIMUM, MAX_LANES, WIDTH, attend_range, gather_queries
 from localpaged.kernels.dispatch import Implementation, implementation_for
+from localpaged.kernels.integer_attention_tile import (
+    LANES,
+    STEP,
+    TILE_KEYS,
+    attend_integer_tile,
+    pack_queries,
+    pack_tile,
+)
+from localpaged.kernels.vector_ir import HAS_VNNI
 
 # A window that nothing reaches, for attention without one.
 NO_WINDOW = 2**31 - 1
+# Chunks of at least so many tokens are worth the conversion of their context to integers, where the machine
+# has an instruction for their products; vpmaddwd and vpaddd are no faster than a float32 FMA.
+INTEGER_TOKENS = 64 if HAS_VNNI else NO_WINDOW
 
 
 def prefill_attention_reference(
@@ -56,18 +70,22 @@ def prefill_attention_reference(
 
 
 @njit(cache=True)
-def _list_units(starts, num_kv_heads, repeats):  # type: ignore[no-untyped-def]
-    """Cut the chunks into units: MAX_LANES query heads of one kv head, token after token.
+def _list_units(starts, num_kv_heads, repeats, integer_tokens):  # type: ignore[no-untyped-def]
+    """Cut the chunks below integer_tokens into units: MAX_LANES query heads of one kv head, token after token.
 
     Returns int64 [units, 4]: chunk, kv head, first lane of the chunk, number of lanes.
     """
     count = 0
     for chunk in range(starts.shape[0] - 1):
+        if starts[chunk + 1] - starts[chunk] >= integer_tokens:
+            continue
         lanes = (starts[chunk + 1] - starts[chunk]) * repeats
         count += num_kv_heads * ((lanes + MAX_LANES - 1) // MAX_LANES)
     units = np.empty((count, 4), np.int64)
     count = 0
     for chunk in range(starts.shape[0] - 1):
+        if starts[chunk + 1] - starts[chunk] >= integer_tokens:
+            continue
         lanes = (starts[chunk + 1] - starts[chunk]) * repeats
         for kv_head in range(num_kv_heads):
             for lane in range(0, lanes, MAX_LANES):
@@ -84,16 +102,16 @@ def _kernel():  # type: ignore[no-untyped-def]
     """The kernel, compiled when first asked for."""
 
     @njit(
-        "void(f4[:,:,:],f4[:,:,:,::1],f4[:,:,:,::1],i4[:,:],i4[:],i4[:],f4,i8,f4,i8,f4[:,:,::1])",
+        "void(f4[:,:,:],f4[:,:,:,::1],f4[:,:,:,::1],i4[:,:],i4[:],i4[:],f4,i8,f4,i8,i8,f4[:,:,::1])",
         parallel=True,
         cache=True,
     )
     def kernel(  # type: ignore[no-untyped-def]
-        q, k_cache, v_cache, tables, starts, lens, scale, window, softcap, num_threads, out
+        q, k_cache, v_cache, tables, starts, lens, scale, window, softcap, integer_tokens, num_threads, out
     ):
         num_kv_heads, head_size = k_cache.shape[1], k_cache.shape[3]
         repeats = q.shape[1] // num_kv_heads
-        units = _list_units(starts, num_kv_heads, repeats)
+        units = _list_units(starts, num_kv_heads, repeats, integer_tokens)
         num_units = units.shape[0]
         for thread in prange(num_threads):
             # Later tokens see more keys, so threads take units in turn.
@@ -123,6 +141,84 @@ def _kernel():  # type: ignore[no-untyped-def]
     return kernel
 
 
+@cache
+def _integer_kernel():  # type: ignore[no-untyped-def]
+    """The kernel for one long chunk, compiled when first asked for."""
+
+    @njit(
+        "void(f4[:,:,:],f4[:,:,:,::1],f4[:,:,:,::1],i4[:],i8,f4,i8,i8,f4[:,:,::1])",
+        parallel=True,
+        cache=True,
+    )
+    def kernel(q, k_cache, v_cache, table, length, scale, window, num_threads, out):  # type: ignore[no-untyped-def]
+        num_kv_heads, head_size = k_cache.shape[1], k_cache.shape[3]
+        repeats = q.shape[1] // num_kv_heads
+        num_lanes = q.shape[0] * repeats
+        before = length - q.shape[0]
+        first_tile = max(0, before + 1 - window) // TILE_KEYS
+        num_tiles = (length + TILE_KEYS - 1) // TILE_KEYS
+        num_units = (num_lanes + LANES - 1) // LANES
+        keys = np.empty((num_tiles, TILE_KEYS, head_size), np.int16)
+        key_scales = np.empty((num_tiles, TILE_KEYS), np.float32)
+        values = np.empty((num_tiles, TILE_KEYS // 2, head_size), np.int32)
+        value_scales = np.empty((num_tiles, head_size), np.float32)
+        # One kv head after another: its context in int16 fits the second cache.
+        for kv_head in range(num_kv_heads):
+            for tile in prange(first_tile, num_tiles):
+                pack_tile(
+                    k_cache,
+                    v_cache,
+                    table,
+                    kv_head,
+                    tile * TILE_KEYS,
+                    length,
+                    keys[tile],
+                    key_scales[tile],
+                    values[tile],
+                    value_scales[tile],
+                )
+            for thread in prange(num_threads):
+                state = np.empty((2 + head_size, LANES), np.float32)
+                scratch = np.empty((TILE_KEYS, LANES), np.float32)
+                queries = np.empty((head_size // 2, LANES, 2), np.int16)
+                scales = np.empty(LANES, np.float32)
+                limits = np.empty((2, LANES), np.int32)
+                # Later tokens see more keys, so threads take units in turn.
+                for unit in range(thread, num_units, num_threads):
+                    first_lane = unit * LANES
+                    lanes = min(LANES, num_lanes - first_lane)
+                    state[0] = FIRST_MAXIMUM
+                    state[1:] = 0
+                    limits[:] = 0
+                    pack_queries(q, 0, repeats, kv_head, first_lane, lanes, scale, queries, scales)
+                    for lane in range(lanes):
+                        end = before + (first_lane + lane) // repeats + 1
+                        limits[0, lane] = max(0, end - window)
+                        limits[1, lane] = end
+                    for tile in range(limits[0, 0] // TILE_KEYS, (limits[1, lanes - 1] - 1) // TILE_KEYS + 1):
+                        attend_integer_tile(
+                            keys[tile].ctypes.data,
+                            key_scales[tile].ctypes.data,
+                            values[tile].ctypes.data,
+                            value_scales[tile].ctypes.data,
+                            tile * TILE_KEYS,
+                            queries.ctypes.data,
+                            scales.ctypes.data,
+                            limits.ctypes.data,
+                            state.ctypes.data,
+                            scratch.ctypes.data,
+                            head_size,
+                        )
+                    for lane in range(lanes):
+                        row = (first_lane + lane) // repeats
+                        target = out[row, kv_head * repeats + (first_lane + lane) % repeats]
+                        factor = np.float32(1) / state[1, lane]
+                        for d in range(head_size):
+                            target[d] = state[2 + d, lane] * factor
+
+    return kernel
+
+
 def prefill_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -134,6 +230,7 @@ def prefill_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    exact: bool = False,
 ) -> Tensor:
     """Attend from the tokens of P chunks to their contexts, causally.
 
@@ -144,6 +241,7 @@ def prefill_attention(
     context_lens: int32 [P], context after the chunk, the chunk included
     window: a query at position p sees the keys in (p - window, p]
     softcap: scores become softcap * tanh(score / softcap)
+    exact: float32 products throughout, where otherwise long chunks are multiplied in 16-bit integers
     Returns [T', H, Dh]. Raises ValueError when the shapes do not fit.
     """
     if q.shape[1] % k_cache.shape[1] or q.shape[2] != k_cache.shape[3]:
@@ -160,6 +258,29 @@ def prefill_attention(
             q, k_cache, v_cache, block_tables, starts, context_lens, scale=scale, window=window, softcap=softcap
         )
     out = torch.empty(q.shape)
+    fits = not exact and softcap is None and q.shape[2] % STEP == 0 and q.stride(2) == 1
+    integer_tokens = INTEGER_TOKENS if fits else NO_WINDOW
+    if fits and INTEGER_TOKENS < NO_WINDOW:
+        # Compiled with the first chunk of any length, which is the engine's warm-up.
+        _integer_kernel()
+    bounds = starts.tolist()
+    sizes = [end - start for start, end in pairwise(bounds)]
+    for chunk, size in enumerate(sizes):
+        if size >= integer_tokens:
+            rows = slice(bounds[chunk], bounds[chunk + 1])
+            _integer_kernel()(
+                q[rows].numpy(),
+                k_cache.numpy(),
+                v_cache.numpy(),
+                block_tables[chunk].numpy(),
+                int(context_lens[chunk]),
+                scale,
+                NO_WINDOW if window is None else window,
+                numba.get_num_threads(),
+                out[rows].numpy(),
+            )
+    if min(sizes) >= integer_tokens:
+        return out
     _kernel()(
         q.numpy(),
         k_cache.numpy(),
@@ -170,6 +291,7 @@ def prefill_attention(
         scale,
         NO_WINDOW if window is None else window,
         0.0 if softcap is None else softcap,
+        integer_tokens,
         numba.get_num_threads(),
         out.numpy(),
     )

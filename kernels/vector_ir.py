@@ -15,13 +15,14 @@ from numba.core import cgutils
 
 Value = Any
 
-__all__ = ["F16", "F32", "HAS_AVX512", "I8", "I16", "I32", "I64", "VectorBuilder", "ir"]
+__all__ = ["F16", "F32", "HAS_AVX512", "HAS_VNNI", "I8", "I16", "I32", "I64", "VectorBuilder", "ir"]
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 
 # AVX-512 has 32 vector registers, AVX2 and most others 16 that matter here.
 HAS_AVX512 = get_host_cpu_features().get("avx512bw", False)
+HAS_VNNI = HAS_AVX512 and get_host_cpu_features().get("avx512vnni", False)
 
 
 class VectorBuilder:

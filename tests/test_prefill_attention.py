@@ -4,8 +4,9 @@ import random
 
 import pytest
 import torch
-from tolerances import ATTENTION
+from tolerances import ATTENTION, INTEGER_ATTENTION
 
+from localpaged.kernels import prefill_attention as module
 from localpaged.kernels.prefill_attention import prefill_attention, prefill_attention_reference
 
 # (tokens before the chunk, tokens in the chunk) of each sequence
@@ -37,31 +38,100 @@ def make(
     return q, k_cache, v_cache, block_tables, starts, torch.tensor(lens, dtype=torch.int32)
 
 
-def check(inputs: tuple[torch.Tensor, ...], window: int | None = None, softcap: float | None = None) -> None:
+@pytest.fixture(params=["float32", "integers"])
+def tolerance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """All chunks take one form, whatever their length and the machine; how far it may be from the reference."""
+    integers = request.param == "integers"
+    monkeypatch.setattr(module, "INTEGER_TOKENS", 1 if integers else module.NO_WINDOW)
+    return INTEGER_ATTENTION if integers else ATTENTION
+
+
+def check(
+    inputs: tuple[torch.Tensor, ...], tolerance: float, window: int | None = None, softcap: float | None = None
+) -> None:
     scale = inputs[0].shape[2] ** -0.5
     expected = prefill_attention_reference(*inputs, scale=scale, window=window, softcap=softcap)
     out = prefill_attention(*inputs, scale=scale, window=window, softcap=softcap)
     assert not expected.isnan().any()
-    assert (out - expected).abs().max() < ATTENTION
+    assert (out - expected).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
-def test_chunks_equal_the_reference(chunks: list[tuple[int, int]]) -> None:
-    check(make(chunks, 6, 2, 64, 16))
+def test_chunks_equal_the_reference(chunks: list[tuple[int, int]], tolerance: float) -> None:
+    check(make(chunks, 6, 2, 64, 16), tolerance)
 
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size"),
     [(4, 4, 64, 16), (9, 3, 64, 8), (8, 2, 80, 16), (8, 1, 128, 16), (6, 2, 64, 128)],
 )
-def test_head_counts_and_sizes_and_block_sizes(heads: int, kv_heads: int, head_dim: int, block_size: int) -> None:
-    check(make(CHUNKS[3], heads, kv_heads, head_dim, block_size))
+def test_head_counts_and_sizes_and_block_sizes(
+    heads: int, kv_heads: int, head_dim: int, block_size: int, tolerance: float
+) -> None:
+    check(make(CHUNKS[3], heads, kv_heads, head_dim, block_size), tolerance)
 
 
 @pytest.mark.parametrize("window", [1, 9, 64])
-def test_a_window_hides_what_is_behind_it(window: int) -> None:
-    check(make(CHUNKS[3], 6, 2, 64, 16), window=window)
+def test_a_window_hides_what_is_behind_it(window: int, tolerance: float) -> None:
+    check(make(CHUNKS[3], 6, 2, 64, 16), tolerance, window=window)
 
 
-def test_soft_capping() -> None:
-    check(make(CHUNKS[3], 6, 2, 64, 16), softcap=5.0)
+def test_soft_capping(tolerance: float) -> None:
+    check(make(CHUNKS[3], 6, 2, 64, 16), tolerance, softcap=5.0)
+
+
+def test_a_window_and_many_tiles_of_keys(tolerance: float) -> None:
+    check(make([(511, 300), (0, 129)], 9, 3, 64, 8), tolerance, window=100)
+    check(make([(511, 300), (0, 129)], 8, 1, 64, 16), tolerance)
+
+
+def test_queries_that_are_a_view_of_the_projections_attend_alike(tolerance: float) -> None:
+    q, *rest = make(CHUNKS[3], 6, 2, 64, 16)
+    projections = torch.full((q.shape[0], 10, 64), torch.nan)
+    projections[:, :6] = q
+    check((projections[:, :6], *rest), tolerance)
+
+
+def test_zero_keys_values_and_queries_attend_evenly(tolerance: float) -> None:
+    q, k_cache, v_cache, *rest = make([(0, 70)], 6, 2, 64, 16)
+    k_cache[:, :, 3], v_cache[:, :, 5], q[7] = 0, 0, 0
+    check((q, k_cache, v_cache, *rest), tolerance)
+    check((torch.zeros_like(q), k_cache, v_cache, *rest), tolerance)
+
+
+def test_scores_that_only_one_key_wins_do_not_overflow(tolerance: float) -> None:
+    q, k_cache, v_cache, *rest = make([(0, 150)], 3, 1, 64, 16)
+    # All dimensions alike: the largest products that vectors of their length can have.
+    k_cache[rest[0][0, 2], :, 4], q[:] = 40.0, 40.0
+    check((q, k_cache, v_cache, *rest), tolerance)
+
+
+def test_equal_weights_of_equal_values_do_not_overflow(tolerance: float) -> None:
+    q, k_cache, v_cache, *rest = make([(0, 200)], 3, 1, 64, 16)
+    check((torch.zeros_like(q), k_cache, v_cache * 0 + 5, *rest), tolerance)
+
+
+def test_long_and_short_chunks_side_by_side_take_their_own_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTEGER_TOKENS", 64)
+    inputs = make([(0, 63), (9, 64), (3, 1)], 6, 2, 64, 16)
+    expected = prefill_attention_reference(*inputs, scale=0.125)
+    out = prefill_attention(*inputs, scale=0.125)
+    assert (out - expected).abs().max() < INTEGER_ATTENTION
+    short = torch.cat([out[:63], out[127:]]) - torch.cat([expected[:63], expected[127:]])
+    assert short.abs().max() < ATTENTION
+    exact = prefill_attention(*inputs, scale=0.125, exact=True)
+    assert (exact - expected).abs().max() < ATTENTION
+
+
+def test_no_tokens_give_no_rows() -> None:
+    q, k_cache, v_cache, tables, _, _ = make([(0, 5)], 6, 2, 64, 16)
+    starts, lens = torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
+    assert prefill_attention(q[:0], k_cache, v_cache, tables[:0], starts, lens, scale=1.0).shape == (0, 6, 64)
+
+
+def test_shapes_that_do_not_fit_raise() -> None:
+    q, k_cache, v_cache, tables, starts, lens = make([(0, 5)], 6, 2, 64, 16)
+    with pytest.raises(ValueError, match="queries"):
+        prefill_attention(q[:, :5], k_cache, v_cache, tables, starts, lens, scale=1.0)
+    with pytest.raises(ValueError, match="1 chunks"):
+        prefill_attention(q, k_cache, v_cache, tables, starts[:1], lens, scale=1.0)

@@ -1,6 +1,8 @@
 """How far an implementation may be from its reference, by what it computes in."""
 
 ATTENTION = 2e-5
+# Queries, keys, weights and values rounded to 16-bit integers.
+INTEGER_ATTENTION = 1e-3
 ELEMENTWISE = 1e-5
 # Relative to the largest output: activations in 16-bit integers, weights exact.
 GROUPED = 2e-4
