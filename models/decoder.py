@@ -67,6 +67,7 @@ class Attention:
     def __init__(self, config: DecoderConfig, layer: LayerConfig, weights: Weights, prefix: str, exact: bool) -> None:
         self.config = config
         self.window = layer.window
+        self.exact = exact
         parts = ["qkv_proj"] if config.fused_projections else ["q_proj", "k_proj", "v_proj"]
         self.qkv = load_linear(weights, [f"{prefix}.{part}" for part in parts], config.qkv_bias, exact)
         self.output = load_linear(weights, [f"{prefix}.o_proj"], config.output_bias, exact)
@@ -94,7 +95,15 @@ class Attention:
         if table is not None:
             apply_rotary(q, k, *table, batch.positions)
         out = attention(
-            q, k, v, *cache, batch, scale=config.scale, window=self.window, softcap=config.attention_softcap
+            q,
+            k,
+            v,
+            *cache,
+            batch,
+            scale=config.scale,
+            window=self.window,
+            softcap=config.attention_softcap,
+            exact=self.exact,
         )
         return self.output(out.view(num_tokens, num_heads * head_dim))
 

@@ -69,6 +69,18 @@ def test_logits_of_a_mixed_paged_batch_equal_transformers(variant: str, tmp_path
         assert (torch.stack(rows) - expected).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "mistral window"])
+def test_float32_is_exact_for_long_chunks_too(variant: str, tmp_path: Path) -> None:
+    # Long enough for every faster, rounded form that a chunk can take without exact.
+    reference = save_model(variant, tmp_path)
+    runner = ModelRunner(open_checkpoint(tmp_path).build(num_positions=512, exact=True), 64, BLOCK_SIZE)
+    (sequence,) = shuffled_sequences([500], random.Random(variant))
+    hidden, _ = runner.forward(Step(prefills=[Chunk(sequence, 500, True)]))
+    with torch.inference_mode():
+        expected = reference(torch.tensor([sequence.token_ids])).logits[0]
+    assert (runner.logits(hidden) - expected).abs().max() < 1e-4
+
+
 def test_an_unsupported_architecture_is_named_with_the_supported_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ModelError, match="'bert' is not supported.*llama"):
