@@ -94,7 +94,7 @@ def _quantize_group(
 ) -> Any:
     """One group of an activation row at address x -> int16 pairs at q, pair_stride bytes apart.
 
-    Its scale goes to address scales, its sum sum_offset bytes further.
+    Its scale goes to address scales, the sum of what it was rounded to sum_offset bytes further.
     """
     signature = types.void(*([types.intp] * 5), group)
     size = group.literal_value
@@ -103,23 +103,27 @@ def _quantize_group(
         v = VectorBuilder(builder)
         source, target, scale_address, pair_stride, sum_offset = arguments[:5]
         parts = [v.load(v.offset(source, 4 * LANES * i), F32, LANES) for i in range(size // LANES)]
-        peak, total = v.call_unary("fabs", parts[0]), parts[0]
+        peak = v.call_unary("fabs", parts[0])
         for part in parts[1:]:
             peak = v.maximum(peak, v.call_unary("fabs", part))
-            total = builder.fadd(total, part)
         # A group of zeros must not divide by zero.
         largest = v.maximum(v.reduce(peak, v.maximum), ir.Constant(F32, 2.0**-100))
         inverse = v.splat(builder.fdiv(ir.Constant(F32, 32767.0), largest), LANES)
+        # The minimum must meet the same rounded values as q does: then what rounding adds is multiplied by the
+        # weight, scale * q + minimum, and not by scale * q alone, which is larger. The sum of integers is exact.
+        total = v.constant(F32, 0.0, LANES)
         for i, part in enumerate(parts):
             rounded = v.call_unary("rint", builder.fmul(part, inverse))
+            total = builder.fadd(total, rounded)
             wide = builder.fptosi(rounded, ir.VectorType(I32, LANES))
             pairs = builder.bitcast(builder.trunc(wide, ir.VectorType(I16, LANES)), ir.VectorType(I32, LANES // 2))
             for pair in range(LANES // 2):
                 distance = builder.mul(pair_stride, v.integer(i * LANES // 2 + pair))
                 element = builder.extract_element(pairs, ir.Constant(I32, pair))
                 v.store(element, builder.add(target, distance))
-        v.store(builder.fmul(largest, ir.Constant(F32, 1.0 / 32767.0)), scale_address)
-        v.store(v.reduce(total, builder.fadd), builder.add(scale_address, sum_offset))
+        step = builder.fmul(largest, ir.Constant(F32, 1.0 / 32767.0))
+        v.store(step, scale_address)
+        v.store(builder.fmul(v.reduce(total, builder.fadd), step), builder.add(scale_address, sum_offset))
         return context.get_dummy_value()
 
     return signature, codegen

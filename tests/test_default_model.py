@@ -68,7 +68,9 @@ def check(reference: Any, prompt: list[int], answer: list[int]) -> None:
         assert behind < TIE
 
 
-def test_logits_are_within_a_hundredth_of_the_float32_model(llm: LLM, reference: Any, prompts: Any) -> None:
+def test_logprobs_of_the_likeliest_tokens_are_within_a_hundredth_of_the_float32_model(
+    llm: LLM, reference: Any, prompts: Any
+) -> None:
     out = llm.generate(prompts[0], SamplingParams(temperature=0, max_tokens=32, logprobs=20))[0]
     with torch.inference_mode():
         sequence = torch.tensor([out.prompt_token_ids + out.outputs[0].token_ids])

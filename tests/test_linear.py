@@ -87,6 +87,22 @@ def test_exact_is_float32(num_rows: int) -> None:
     assert relative(linear(x), linear_reference(x, weight, bias)) < EXACT
 
 
+def test_rounding_is_multiplied_by_the_weight_and_not_by_its_positive_part() -> None:
+    # As in real files: integers from 0 to 15, and a minimum that puts their middle at zero.
+    torch.manual_seed(0)
+    q = torch.randint(0, 16, (256, 512), dtype=torch.uint8)
+    scale = torch.full((256, 16), 2.0**-6)
+    weight = GroupedWeight(q, scale, scale * -7.5, 32)
+    # One large value a group makes the others' rounding coarse.
+    x = torch.randn(64, 512)
+    x[:, ::32] *= 300
+    exact = x.double() @ weight.dequantize().double().T
+    error = (Linear.pack(weight.dequantize(), None, weight)(x) - exact).std()
+    step = x.view(64, 16, 32).abs().amax(-1) / 32767
+    expected = (step.square().sum(-1).mean() * 32 / 12).sqrt() * weight.dequantize().std()
+    assert error < 1.2 * expected
+
+
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     weight, expected = grouped(Q.Q4_1, 64, 256)
     linear = Linear.pack(expected, None, weight)
