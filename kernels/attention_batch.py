@@ -3,8 +3,9 @@
 Knows nothing of sequences, requests or models: only slots, tables and lengths.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -34,3 +35,13 @@ class AttentionBatch:
     prefill_starts: Tensor
     prefill_block_tables: Tensor
     prefill_context_lens: Tensor
+
+    def last_rows(self) -> Tensor:
+        """int64 [D+P]: the decode rows, and the last row of every chunk."""
+        return torch.cat([torch.arange(self.num_decode), self.prefill_starts[1:].long() - 1])
+
+    def for_last_rows(self) -> "AttentionBatch":
+        """The batch whose queries are last_rows() alone; the KV of all T tokens still goes to slots."""
+        num_chunks = self.prefill_context_lens.shape[0]
+        starts = torch.arange(self.num_decode, self.num_decode + num_chunks + 1, dtype=torch.int32)
+        return replace(self, prefill_starts=starts)

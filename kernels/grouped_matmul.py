@@ -11,22 +11,35 @@ without. Beyond, by arithmetic: a vpdpwssd (or vpmaddwd and vpaddd) does twice t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
 
 import numpy as np
 import torch
-from numba import njit, prange, types
-from numba.extending import intrinsic
+from numba import njit, prange
 from torch import Tensor
 
+from localpaged.kernels.grouped_tile import (
+    LANES,
+    MAX_TILE_ROWS,
+    UNPACKED,
+    group_bytes,
+    group_peak,
+    multiply_tile,
+    quantize_group,
+    unpack_groups,
+)
 from localpaged.kernels.grouped_weight import GroupedWeight
-from localpaged.kernels.vector_ir import F16, F32, HAS_AVX512, I8, I16, I32, VectorBuilder, ir
+from localpaged.kernels.vector_ir import HAS_AVX512
 
-# Output columns of a panel: one vector of int32 sums.
-LANES = 16
-# Rows of x that one pass over a panel multiplies, limited by the vector registers that hold their sums.
-MAX_TILE_ROWS = 16 if HAS_AVX512 else 4
+# A row's group is rounded in two steps when its peak exceeds this multiple of the mean (root of squares) of the
+# row's peaks: such groups carry most of the error.
+COARSE_PEAK = np.float32(2.5)
+# Groups of a panel that are unpacked at a time: 16 KiB, half of the first cache.
+BLOCK_GROUPS = 16
+# Rows of activations that the panels are multiplied with one after the other fill so much of the second cache.
+SECOND_CACHE = 192 << 10
+# So many tiles of rows are worth unpacking a panel.
+UNPACKED_TILES = 4 if HAS_AVX512 else 3
 
 
 def grouped_matmul_reference(x: Tensor, weight: GroupedWeight, bias: Tensor | None = None) -> Tensor:
@@ -34,7 +47,7 @@ def grouped_matmul_reference(x: Tensor, weight: GroupedWeight, bias: Tensor | No
     return torch.nn.functional.linear(x, weight.dequantize(), bias)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackedWeight:
     """A GroupedWeight in the order in which the kernel reads it: panels of LANES rows of the weight.
 
@@ -51,6 +64,11 @@ class PackedWeight:
     group: int
     bits: int
     has_minimum: bool
+
+    @cached_property
+    def kernel(self) -> Callable:
+        """What multiplies weights of this form, compiled at its first call."""
+        return _kernel(self.bits, int(self.has_minimum), self.group)
 
 
 def pack_weight(weight: GroupedWeight, bias: Tensor | None = None) -> PackedWeight | None:
@@ -88,193 +106,145 @@ def pack_weight(weight: GroupedWeight, bias: Tensor | None = None) -> PackedWeig
     )
 
 
-@intrinsic(prefer_literal=True)
-def _quantize_group(
-    typing_context: Any, x: Any, q: Any, scales: Any, pair_stride: Any, sum_offset: Any, group: Any
-) -> Any:
-    """One group of an activation row at address x -> int16 pairs at q, pair_stride bytes apart.
-
-    Its scale goes to address scales, the sum of what it was rounded to sum_offset bytes further.
-    """
-    signature = types.void(*([types.intp] * 5), group)
-    size = group.literal_value
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        v = VectorBuilder(builder)
-        source, target, scale_address, pair_stride, sum_offset = arguments[:5]
-        parts = [v.load(v.offset(source, 4 * LANES * i), F32, LANES) for i in range(size // LANES)]
-        peak = v.call_unary("fabs", parts[0])
-        for part in parts[1:]:
-            peak = v.maximum(peak, v.call_unary("fabs", part))
-        # A group of zeros must not divide by zero.
-        largest = v.maximum(v.reduce(peak, v.maximum), ir.Constant(F32, 2.0**-100))
-        inverse = v.splat(builder.fdiv(ir.Constant(F32, 32767.0), largest), LANES)
-        # The minimum must meet the same rounded values as q does: then what rounding adds is multiplied by the
-        # weight, scale * q + minimum, and not by scale * q alone, which is larger. The sum of integers is exact.
-        total = v.constant(F32, 0.0, LANES)
-        for i, part in enumerate(parts):
-            rounded = v.call_unary("rint", builder.fmul(part, inverse))
-            total = builder.fadd(total, rounded)
-            wide = builder.fptosi(rounded, ir.VectorType(I32, LANES))
-            pairs = builder.bitcast(builder.trunc(wide, ir.VectorType(I16, LANES)), ir.VectorType(I32, LANES // 2))
-            for pair in range(LANES // 2):
-                distance = builder.mul(pair_stride, v.integer(i * LANES // 2 + pair))
-                element = builder.extract_element(pairs, ir.Constant(I32, pair))
-                v.store(element, builder.add(target, distance))
-        step = builder.fmul(largest, ir.Constant(F32, 1.0 / 32767.0))
-        v.store(step, scale_address)
-        v.store(builder.fmul(v.reduce(total, builder.fadd), step), builder.add(scale_address, sum_offset))
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
-@intrinsic(prefer_literal=True)
-def _multiply_tile(
-    typing_context: Any,
-    weight: Any,
-    scales: Any,
-    bias: Any,
-    x: Any,
-    x_scales: Any,
-    out: Any,
-    out_stride: Any,
-    num_groups: Any,
-    tile_rows: Any,
-    bits: Any,
-    has_minimum: Any,
-    group: Any,
-) -> Any:
-    """tile_rows rows of x times one panel of LANES weight rows; all addresses, strides in bytes."""
-    literals = (tile_rows, bits, has_minimum, group)
-    signature = types.void(*([types.intp] * 8), *literals)
-    rows, width, with_minimum, size = (literal.literal_value for literal in literals)
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        v = VectorBuilder(builder)
-        weight, scales, bias, x, x_scales, out, out_stride, num_groups = arguments[:8]
-        words = ir.VectorType(I16, 2 * LANES)
-        floats = ir.VectorType(F32, LANES)
-
-        def bytes_of_group(base: Any, index: Any, num_bytes: int) -> Any:
-            return builder.add(base, builder.mul(index, v.integer(num_bytes)))
-
-        def weight_pairs(address: Any) -> list[Any]:
-            """The group's weights as int16, a vector for each pair of columns."""
-            if width == 8:
-                loads = [v.load(v.offset(address, 2 * LANES * i), I8, 2 * LANES) for i in range(size // 2)]
-                return [builder.sext(load, words) for load in loads]
-            loads = [v.load(v.offset(address, 2 * LANES * i), I8, 2 * LANES) for i in range(size // 4)]
-            both = [builder.zext(load, words) for load in loads]
-            low = [builder.and_(pair, v.constant(I16, 15, 2 * LANES)) for pair in both]
-            high = [builder.lshr(pair, v.constant(I16, 4, 2 * LANES)) for pair in both]
-            return [pair for two in zip(low, high, strict=True) for pair in two]
-
-        def add_group(index: Any, sums: list[Any]) -> list[Any]:
-            pairs = weight_pairs(bytes_of_group(weight, index, size * LANES * width // 8))
-            x_group = bytes_of_group(x, index, 2 * size * rows)
-            # Few rows take two chains of sums each, to hide the latency of the additions.
-            chains = 2 if rows <= 2 else 1
-            integers: list[list[Any]] = [[v.constant(I32, 0, LANES)] * chains for _ in range(rows)]
-            for i, pair in enumerate(pairs):
-                for row in range(rows):
-                    x_pair = v.splat(v.load(v.offset(x_group, 4 * (i * rows + row)), I32), LANES)
-                    product = v.pair_dot(pair, builder.bitcast(x_pair, words))
-                    integers[row][i % chains] = builder.add(integers[row][i % chains], product)
-            parts = 2 if with_minimum else 1
-            scale_group = bytes_of_group(scales, index, 2 * LANES * parts)
-            scale = builder.fpext(v.load(scale_group, F16, LANES), floats)
-            x_scale_group = bytes_of_group(x_scales, index, 8 * rows)
-            results = []
-            for row in range(rows):
-                total = integers[row][0]
-                for chain in integers[row][1:]:
-                    total = builder.add(total, chain)
-                x_scale = v.splat(v.load(v.offset(x_scale_group, 4 * row), F32), LANES)
-                result = v.fma(builder.fmul(builder.sitofp(total, floats), x_scale), scale, sums[row])
-                if with_minimum:
-                    minimum = builder.fpext(v.load(v.offset(scale_group, 2 * LANES), F16, LANES), floats)
-                    x_sum = v.splat(v.load(v.offset(x_scale_group, 4 * (rows + row)), F32), LANES)
-                    result = v.fma(minimum, x_sum, result)
-                results.append(result)
-            return results
-
-        initial = v.load(bias, F32, LANES)
-        for row, result in enumerate(v.loop(num_groups, [initial] * rows, add_group)):
-            v.store(result, builder.add(out, builder.mul(out_stride, v.integer(row))))
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
 @njit(cache=True)
-def _tile_rows(num_rows: int, max_rows: int) -> int:
+def _tile_rows(num_rows: int) -> int:
     """Rows of the tile that takes the next of num_rows rows: the smallest that holds them, or the largest."""
     rows = 1
-    while rows < num_rows and rows < max_rows:
+    while rows < num_rows and rows < MAX_TILE_ROWS:
         rows *= 2
     return rows
 
 
 @njit(cache=True)
-def _quantize_tile(x, first_row, rows, q, scales, group):  # type: ignore[no-untyped-def]
-    """Rows of x [M, K] from first_row on -> a tile at addresses q and scales.
+def _quantize_tile(x, first_row, rows, groups, ends, q, scales, group):  # type: ignore[no-untyped-def]
+    """Rows of x [M, K] from first_row on -> the entries of a tile, as in grouped_tile.py.
 
-    q: int16 [K/2, rows, 2]; scales: float32 [K/group, 2, rows], scales and sums.
-    Rows past the end repeat the last one; their results land in the output's padding.
+    groups: int32 [2 * K/group]; ends[b]: entries before block b of BLOCK_GROUPS groups
+    q, scales: addresses of int16 [entries, group/2, rows, 2] and float32 [entries, 2, rows], scales and sums
+    Whether a row's group gets a second entry depends on that row alone, so that a row's result does not depend on
+    its neighbours; those that need none have zeros in it. Rows past the end repeat the last one.
     """
+    num_groups = x.shape[1] // group
+    peaks = np.empty((rows, num_groups), np.float32)
+    limits = np.empty(rows, np.float32)
+    coarse = np.zeros(num_groups, np.bool_)
     for row in range(rows):
         source = x.ctypes.data + min(first_row + row, x.shape[0] - 1) * x.strides[0]
-        for g in range(x.shape[1] // group):
-            pairs = q + 4 * (g * (group // 2) * rows + row)
-            scale = scales + 4 * (2 * g * rows + row)
-            if group == 32:
-                _quantize_group(source + 4 * g * group, pairs, scale, 4 * rows, 4 * rows, 32)
-            else:
-                _quantize_group(source + 4 * g * group, pairs, scale, 4 * rows, 4 * rows, 16)
+        squares = np.float32(0)
+        for g in range(num_groups):
+            peak = group_peak(source + 4 * g * group, 32) if group == 32 else group_peak(source + 4 * g * group, 16)
+            peaks[row, g] = peak
+            squares += peak * peak
+        limits[row] = COARSE_PEAK * np.sqrt(squares / np.float32(num_groups))
+        for g in range(num_groups):
+            coarse[g] |= peaks[row, g] > limits[row]
+    rest = np.empty((rows, group), np.float32)
+    entry = 0
+    for g in range(num_groups):
+        if g % BLOCK_GROUPS == 0:
+            ends[g // BLOCK_GROUPS] = entry
+        for part in range(2 if coarse[g] else 1):
+            groups[entry] = g
+            for row in range(rows):
+                left = rest.ctypes.data + row * rest.strides[0]
+                source, peak = left, np.float32(0)
+                if part == 0:
+                    row_address = x.ctypes.data + min(first_row + row, x.shape[0] - 1) * x.strides[0]
+                    source, peak = row_address + 4 * g * group, peaks[row, g]
+                elif peaks[row, g] > limits[row]:
+                    peak = group_peak(left, 32) if group == 32 else group_peak(left, 16)
+                else:
+                    rest[row] = 0
+                pairs = q + 4 * (entry * (group // 2) * rows + row)
+                scale = scales + 4 * (2 * entry * rows + row)
+                if group == 32:
+                    quantize_group(source, peak, pairs, scale, 4 * rows, 4 * rows, left, 32)
+                else:
+                    quantize_group(source, peak, pairs, scale, 4 * rows, 4 * rows, left, 16)
+            entry += 1
+    ends[ends.shape[0] - 1] = entry
 
 
 @cache
 def _kernel(bits: int, has_minimum: int, group: int) -> Callable:
     """The kernel for one form of weight, compiled at its first call."""
+    q_bytes, scale_bytes = group_bytes(bits, has_minimum, group)
+    unpacked_q_bytes, unpacked_scale_bytes = group_bytes(UNPACKED, has_minimum, group)
 
     @njit(parallel=True, cache=True)
-    def kernel(x, weight, weight_scales, bias, out, max_rows):  # type: ignore[no-untyped-def]
+    def kernel(x, weight, weight_scales, bias, out):  # type: ignore[no-untyped-def]
         num_rows, num_columns = x.shape
         num_groups = num_columns // group
-        num_tiles = (num_rows + max_rows - 1) // max_rows
-        q = np.empty((num_tiles * max_rows, num_columns), np.int16)
-        scales = np.empty((num_tiles * max_rows, num_groups * 2), np.float32)
+        num_tiles = (num_rows + MAX_TILE_ROWS - 1) // MAX_TILE_ROWS
+        num_blocks = (num_groups + BLOCK_GROUPS - 1) // BLOCK_GROUPS
+        groups = np.empty((num_tiles, 2 * num_groups), np.int32)
+        ends = np.empty((num_tiles, num_blocks + 1), np.int32)
+        q = np.empty((num_tiles, 2 * num_columns * MAX_TILE_ROWS), np.int16)
+        scales = np.empty((num_tiles, 4 * num_groups * MAX_TILE_ROWS), np.float32)
+        stride = out.strides[0]
         if num_tiles == 1:
-            rows = _tile_rows(num_rows, max_rows)
-            _quantize_tile(x, 0, rows, q.ctypes.data, scales.ctypes.data, group)
+            rows = _tile_rows(num_rows)
+            _quantize_tile(x, 0, rows, groups[0], ends[0], q.ctypes.data, scales.ctypes.data, group)
         else:
             for tile in prange(num_tiles):
-                first_row = tile * max_rows
-                rows = _tile_rows(num_rows - first_row, max_rows)
-                q_tile = q.ctypes.data + first_row * q.strides[0]
-                _quantize_tile(x, first_row, rows, q_tile, scales.ctypes.data + first_row * scales.strides[0], group)
+                first_row = tile * MAX_TILE_ROWS
+                rows = MAX_TILE_ROWS if num_tiles >= UNPACKED_TILES else _tile_rows(num_rows - first_row)
+                q_tile = q.ctypes.data + tile * q.strides[0]
+                scale_tile = scales.ctypes.data + tile * scales.strides[0]
+                _quantize_tile(x, first_row, rows, groups[tile], ends[tile], q_tile, scale_tile, group)
+        if num_tiles >= UNPACKED_TILES:
+            num_panels = weight.shape[0]
+            tiles_at_once = max(SECOND_CACHE // (2 * num_columns * MAX_TILE_ROWS), 1)
+            num_parts = (num_tiles + tiles_at_once - 1) // tiles_at_once
+            for unit in prange(num_parts * num_panels):
+                part, panel = unit // num_panels, unit % num_panels
+                w = weight.ctypes.data + panel * weight.strides[0]
+                ws = weight_scales.ctypes.data + panel * weight_scales.strides[0]
+                unpacked = np.empty(BLOCK_GROUPS * unpacked_q_bytes, np.uint8)
+                unpacked_scales = np.empty(BLOCK_GROUPS * unpacked_scale_bytes, np.uint8)
+                for block in range(num_blocks):
+                    first = block * BLOCK_GROUPS
+                    count = min(BLOCK_GROUPS, num_groups - first)
+                    u, us = unpacked.ctypes.data, unpacked_scales.ctypes.data
+                    unpack_groups(w + first * q_bytes, ws + first * scale_bytes, u, us, count, bits, has_minimum, group)
+                    u -= first * unpacked_q_bytes
+                    us -= first * unpacked_scale_bytes
+                    for tile in range(part * tiles_at_once, min((part + 1) * tiles_at_once, num_tiles)):
+                        o = out.ctypes.data + tile * MAX_TILE_ROWS * stride + 4 * LANES * panel
+                        initial, initial_stride = o, stride
+                        if block == 0:
+                            initial, initial_stride = bias.ctypes.data + 4 * LANES * panel, 0
+                        entry = ends[tile, block]
+                        count = ends[tile, block + 1] - entry
+                        which = groups.ctypes.data + tile * groups.strides[0] + 4 * entry
+                        xq = q.ctypes.data + tile * q.strides[0] + 2 * entry * group * MAX_TILE_ROWS
+                        xs = scales.ctypes.data + tile * scales.strides[0] + 8 * entry * MAX_TILE_ROWS
+                        multiply_tile(
+                            u, us, initial, initial_stride, which, xq, xs, o, stride, count,
+                            MAX_TILE_ROWS, UNPACKED, has_minimum, group,
+                        )  # fmt: skip
+            return
         for panel in prange(weight.shape[0]):
             w = weight.ctypes.data + panel * weight.strides[0]
             ws = weight_scales.ctypes.data + panel * weight_scales.strides[0]
             b = bias.ctypes.data + 4 * LANES * panel
             for tile in range(num_tiles):
-                first_row = tile * max_rows
-                rows = _tile_rows(num_rows - first_row, max_rows)
-                xq = q.ctypes.data + first_row * q.strides[0]
-                xs = scales.ctypes.data + first_row * scales.strides[0]
-                stride = out.strides[0]
-                o = out.ctypes.data + first_row * stride + 4 * LANES * panel
+                rows = _tile_rows(num_rows - tile * MAX_TILE_ROWS)
+                which = groups.ctypes.data + tile * groups.strides[0]
+                xq = q.ctypes.data + tile * q.strides[0]
+                xs = scales.ctypes.data + tile * scales.strides[0]
+                o = out.ctypes.data + tile * MAX_TILE_ROWS * stride + 4 * LANES * panel
+                n = ends[tile, num_blocks]
                 if rows == 1:
-                    _multiply_tile(w, ws, b, xq, xs, o, stride, num_groups, 1, bits, has_minimum, group)
+                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 1, bits, has_minimum, group)
                 elif rows == 2:
-                    _multiply_tile(w, ws, b, xq, xs, o, stride, num_groups, 2, bits, has_minimum, group)
+                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 2, bits, has_minimum, group)
                 elif rows == 4:
-                    _multiply_tile(w, ws, b, xq, xs, o, stride, num_groups, 4, bits, has_minimum, group)
+                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 4, bits, has_minimum, group)
                 elif rows == 8:
-                    _multiply_tile(w, ws, b, xq, xs, o, stride, num_groups, 8, bits, has_minimum, group)
+                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 8, bits, has_minimum, group)
                 else:
-                    _multiply_tile(w, ws, b, xq, xs, o, stride, num_groups, 16, bits, has_minimum, group)
+                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 16, bits, has_minimum, group)
 
     return kernel
 
@@ -287,10 +257,9 @@ def grouped_matmul(x: Tensor, weight: PackedWeight) -> Tensor:
     rows, columns = weight.shape
     if x.ndim != 2 or x.shape[1] != columns:
         raise ValueError(f"x {tuple(x.shape)} does not fit a weight {weight.shape}")
-    num_rows = x.shape[0]
-    padded_rows = -(-num_rows // MAX_TILE_ROWS) * MAX_TILE_ROWS
-    out = torch.empty((padded_rows, weight.bias.shape[0]), dtype=torch.float32)
+    array = x.contiguous().numpy()
+    num_rows = array.shape[0]
+    out = np.empty((-(-num_rows // MAX_TILE_ROWS) * MAX_TILE_ROWS, weight.bias.shape[0]), np.float32)
     if num_rows:
-        kernel = _kernel(weight.bits, int(weight.has_minimum), weight.group)
-        kernel(x.contiguous().numpy(), weight.q, weight.scales, weight.bias, out.numpy(), MAX_TILE_ROWS)
-    return out[:num_rows, :rows]
+        weight.kernel(array, weight.q, weight.scales, weight.bias, out)
+    return torch.from_numpy(out[:num_rows, :rows])

@@ -17,13 +17,13 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from localpaged.kernels.float_row import float_row
-from localpaged.kernels.vector_ir import F32, I16, I32, VectorBuilder, ir
+from localpaged.kernels.vector_ir import F32, HAS_AVX512, I16, I32, VectorBuilder, ir
 
 # Lanes of a vector, and vectors of queries in a tile; with STEP keys or dimensions their sums fill the registers.
-WIDTH = 16
-VECTORS = 3
+WIDTH = 16 if HAS_AVX512 else 8
+VECTORS = 3 if HAS_AVX512 else 4
 LANES = WIDTH * VECTORS
-STEP = 8
+STEP = 8 if HAS_AVX512 else 2
 TILE_KEYS = 64
 
 # |q . k| <= |q| |k|, so vectors no longer than this have products below 2^31, rounding included.
@@ -246,11 +246,39 @@ def pack_queries(q, first_row, repeats, kv_head, first_lane, num_lanes, scale, q
 
 
 @njit(cache=True, fastmath={"contract", "reassoc"})
+def attend_first_key(q, k, v, mean, scale, state, lane):  # type: ignore[no-untyped-def]
+    """Begin a lane's running softmax with one key, in float32.
+
+    q, k, v, mean: [Dh], the mean as in pack_tile; state: float32 [2 + Dh, LANES]
+    The first token of a text takes most of the weight of many heads, and its value is small: as integers the
+    others would be rounded by fractions of a weight near one.
+    """
+    score = np.float32(0)
+    for d in range(q.shape[0]):
+        score += q[d] * (k[d] - mean[d])
+    state[0, lane] = score * scale * np.float32(math.log2(math.e))
+    state[1, lane] = 1
+    for d in range(q.shape[0]):
+        state[2 + d, lane] = v[d]
+
+
+@njit(cache=True)
+def mean_key(k_cache, block_table, kv_head, start, end, mean):  # type: ignore[no-untyped-def]
+    """The mean of a sequence's keys at [start, end), to mean [Dh]; zero when there are none."""
+    mean[:] = 0
+    for position in range(start, end):
+        x = k_cache[block_table[position // k_cache.shape[2]], kv_head, position % k_cache.shape[2]]
+        for d in range(mean.shape[0]):
+            mean[d] += x[d] / np.float32(end - start)
+
+
+@njit(cache=True, fastmath={"contract", "reassoc"})
 def pack_tile(  # type: ignore[no-untyped-def]
-    k_cache, v_cache, block_table, kv_head, first_key, end, keys, key_scales, values, value_scales
+    k_cache, v_cache, block_table, kv_head, first_key, end, mean, keys, key_scales, values, value_scales
 ):
     """The keys at [first_key, first_key + TILE_KEYS) of a sequence in the form of attend_integer_tile.
 
+    mean: float32 [Dh], taken from every key: what all keys have in common changes no weight, and would be rounded
     keys: int16 [TILE_KEYS, Dh]; key_scales: float32 [TILE_KEYS]
     values: int32 [TILE_KEYS/2, Dh], pairs of int16; value_scales: float32 [Dh]
     Keys from end on become zeros, and their slots are not read.
@@ -260,7 +288,7 @@ def pack_tile(  # type: ignore[no-untyped-def]
     value_scales[:] = np.float32(1e-18)
     for i in range(stop):
         block, slot = block_table[(first_key + i) // block_size], (first_key + i) % block_size
-        x = k_cache[block, kv_head, slot]
+        x = k_cache[block, kv_head, slot] - mean
         factor = _vector_scale(x)
         key_scales[i] = np.float32(1) / factor if factor > 0 else np.float32(0)
         to = keys[i]

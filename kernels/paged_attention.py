@@ -27,6 +27,7 @@ from localpaged.kernels.attention_tile import (
     gather_queries,
 )
 from localpaged.kernels.dispatch import Implementation, implementation_for
+from localpaged.kernels.host_array import lasting_array
 
 # A window that nothing reaches, for attention without one.
 NO_WINDOW = 2**31 - 1
@@ -235,12 +236,12 @@ def paged_attention(
         return out.copy_(reference)
     _kernel()(
         q.numpy(),
-        k_cache.numpy(),
-        v_cache.numpy(),
-        block_tables.numpy(),
-        context_lens.numpy(),
-        group_starts.numpy(),
-        group_shared_blocks.numpy(),
+        lasting_array(k_cache),
+        lasting_array(v_cache),
+        lasting_array(block_tables),
+        lasting_array(context_lens),
+        lasting_array(group_starts),
+        lasting_array(group_shared_blocks),
         scale,
         NO_WINDOW if window is None else window,
         0.0 if softcap is None else softcap,

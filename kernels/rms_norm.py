@@ -12,6 +12,7 @@ from numba import njit, prange
 from torch import Tensor
 
 from localpaged.kernels.dispatch import SERIAL_ROWS, Implementation, implementation_for
+from localpaged.kernels.host_array import lasting_array
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
@@ -64,9 +65,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -
         raise ValueError(f"x {tuple(x.shape)} must be [T, C] with C = {tuple(weight.shape)}")
     if implementation_for(x) is Implementation.REFERENCE:
         return rms_norm_reference(x, weight, eps, unit_offset)
-    out, rows = torch.empty(x.shape), x.contiguous().numpy()
-    _kernel()(rows, rows, False, weight.numpy(), eps, float(unit_offset), out.numpy(), SERIAL_ROWS)
-    return out
+    rows = x.contiguous().numpy()
+    out = np.empty(rows.shape, np.float32)
+    _kernel()(rows, rows, False, lasting_array(weight), eps, float(unit_offset), out, SERIAL_ROWS)
+    return torch.from_numpy(out)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
@@ -81,7 +83,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_o
     if implementation_for(x) is Implementation.REFERENCE or not residual.is_contiguous():
         residual += x
         return rms_norm_reference(residual, weight, eps, unit_offset)
-    out, rows = torch.empty(x.shape), x.contiguous().numpy()
-    offset = float(unit_offset)
-    _kernel()(rows, residual.numpy(), True, weight.numpy(), eps, offset, out.numpy(), SERIAL_ROWS)
-    return out
+    rows, sums = x.contiguous().numpy(), residual.numpy()
+    out = np.empty(rows.shape, np.float32)
+    _kernel()(rows, sums, True, lasting_array(weight), eps, float(unit_offset), out, SERIAL_ROWS)
+    return torch.from_numpy(out)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from localpaged.kernels.dispatch import SERIAL_ROWS, Implementation, implementation_for
 from localpaged.kernels.float_row import float_row
+from localpaged.kernels.host_array import lasting_array
 
 
 def _rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -70,14 +71,19 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tens
         raise ValueError(f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit heads of {q.shape[2]}")
     if q.shape[0] == 0:
         return
-    if implementation_for(q) is Implementation.REFERENCE or q.stride(2) != 1 or k.stride(2) != 1:
+    if (
+        implementation_for(q) is Implementation.REFERENCE
+        or q.stride(2) != 1
+        or k.stride(2) != 1
+        or not cos.is_contiguous()
+    ):
         apply_rotary_reference(q, k, cos, sin, positions)
     else:
         _kernel()(
             q.numpy(),
             k.numpy(),
-            cos.contiguous().numpy(),
-            sin.contiguous().numpy(),
-            positions.numpy(),
+            lasting_array(cos),
+            lasting_array(sin),
+            lasting_array(positions),
             SERIAL_ROWS,
         )

@@ -7,6 +7,7 @@ Source: "GLU Variants Improve Transformer" (arXiv:2002.05202), section 2. Bound 
 from functools import cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from numba import njit, prange, types
@@ -97,6 +98,6 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     if implementation_for(gate_up) is Implementation.REFERENCE or size % LANES or not size:
         return gated_activation_reference(gate_up, activation)
-    out = torch.empty((num_rows, size))
-    _kernel()(gate_up.contiguous().numpy(), out.numpy(), activation == "gelu_tanh", SERIAL_ROWS)
-    return out
+    out = np.empty((num_rows, size), np.float32)
+    _kernel()(gate_up.contiguous().numpy(), out, activation == "gelu_tanh", SERIAL_ROWS)
+    return torch.from_numpy(out)

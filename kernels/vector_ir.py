@@ -15,14 +15,14 @@ from numba.core import cgutils
 
 Value = Any
 
-__all__ = ["F16", "F32", "HAS_AVX512", "HAS_VNNI", "I8", "I16", "I32", "I64", "VectorBuilder", "ir"]
+__all__ = ["F16", "F32", "HAS_AVX2", "HAS_AVX512", "I8", "I16", "I32", "I64", "VectorBuilder", "ir"]
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 
 # AVX-512 has 32 vector registers, AVX2 and most others 16 that matter here.
 HAS_AVX512 = get_host_cpu_features().get("avx512bw", False)
-HAS_VNNI = HAS_AVX512 and get_host_cpu_features().get("avx512vnni", False)
+HAS_AVX2 = get_host_cpu_features().get("avx2", False)
 
 
 class VectorBuilder:
@@ -42,6 +42,11 @@ class VectorBuilder:
     def offset(self, address: Value, num_bytes: int) -> Value:
         """address + num_bytes."""
         return self.ir.add(address, self.integer(num_bytes)) if num_bytes else address
+
+    def at(self, base: Value, index: Value, num_bytes: int | Value) -> Value:
+        """base + index * num_bytes."""
+        size = self.integer(num_bytes) if isinstance(num_bytes, int) else num_bytes
+        return self.ir.add(base, self.ir.mul(index, size))
 
     def load(self, address: Value, type_: ir.Type, lanes: int | None = None) -> Value:
         """A scalar, or a vector of `lanes`, from an address aligned to one element."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from localpaged.kernels.dispatch import SERIAL_ROWS, Implementation, implementation_for
 from localpaged.kernels.float_row import float_row
+from localpaged.kernels.host_array import lasting_array
 
 
 def write_kv_reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
@@ -63,4 +64,6 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     if implementation_for(k) is Implementation.REFERENCE or k.stride(2) != 1 or v.stride(2) != 1:
         write_kv_reference(k, v, k_cache, v_cache, slots)
     else:
-        _kernel()(k.numpy(), v.numpy(), k_cache.numpy(), v_cache.numpy(), slots.numpy(), SERIAL_ROWS)
+        _kernel()(
+            k.numpy(), v.numpy(), lasting_array(k_cache), lasting_array(v_cache), lasting_array(slots), SERIAL_ROWS
+        )

@@ -82,8 +82,12 @@ class Attention:
         batch: AttentionBatch,
         cache: tuple[Tensor, Tensor],
         table: tuple[Tensor, Tensor] | None,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """hidden [T, C] -> [T, C]; K and V of the T tokens are written to the cache."""
+        """hidden [T, C] -> [T, C]; K and V of the T tokens are written to the cache.
+
+        rows: batch.last_rows(), to have the output for these alone, [R, C].
+        """
         config = self.config
         num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         num_tokens = hidden.shape[0]
@@ -94,6 +98,8 @@ class Attention:
             k = self.k_norm(k.reshape(-1, head_dim)).view(num_tokens, num_kv_heads, head_dim)
         if table is not None:
             apply_rotary(q, k, *table, batch.positions)
+        if rows is not None:
+            q, batch = q[rows], batch.for_last_rows()
         out = attention(
             q,
             k,
@@ -105,7 +111,7 @@ class Attention:
             softcap=config.attention_softcap,
             exact=self.exact,
         )
-        return self.output(out.view(num_tokens, num_heads * head_dim))
+        return self.output(out.view(-1, num_heads * head_dim))
 
 
 class GatedMlp:
@@ -175,13 +181,21 @@ class Decoder:
         return self.layers[0].mlp.down.form
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: KVCache) -> Tensor:
-        """token_ids int64 [T] -> hidden states after the last norm, [T, C]. Writes KV to the caches."""
+    def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: KVCache, every_row: bool = False) -> Tensor:
+        """token_ids int64 [T] -> hidden states after the last norm, of batch.last_rows(), [R, C]. Writes the KV.
+
+        every_row: return those of all T tokens, where otherwise the last layer leaves out what nothing reads.
+        """
         residual = self.embedding(token_ids)
         hidden = self.layers[0].input_norm(residual)
+        rows = None
+        num_chunks = batch.prefill_context_lens.shape[0]
         for layer, next_norm, cache in zip(self.layers, self._next_norms, caches, strict=True):
             table = self.tables[layer.rope] if layer.rope is not None else None
-            out = layer.attention(hidden, batch, cache, table)
+            if layer is self.layers[-1] and num_chunks and not every_row:
+                rows = batch.last_rows()
+                residual = residual[rows]
+            out = layer.attention(hidden, batch, cache, table, rows)
             if layer.attention_out_norm is not None:
                 out = layer.attention_out_norm(out)
             out = layer.mlp(layer.mlp_norm.after_adding(out, residual))

@@ -284,7 +284,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(llm: LLM, mo
     submit(llm, "r", 20, n=2)
     run_until(llm, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(core.runner, "forward", lambda step: (_ for _ in ()).throw(RuntimeError("poisoned")))
+        patch.setattr(core.runner, "forward", lambda *_: (_ for _ in ()).throw(RuntimeError("poisoned")))
         (event,) = core.step()
     assert isinstance(event, Failed)
     assert "poisoned" in event.message

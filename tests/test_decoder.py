@@ -44,10 +44,14 @@ def run_in_steps(runner: ModelRunner, sequences: list[Sequence], rng: random.Ran
                 (step.decodes if decodes else step.prefills).append(Chunk(sequence, num_tokens, True))
         if not step.chunks:
             continue
-        hidden, ends = runner.forward(step)
-        rows = runner.logits(hidden)
-        for chunk, end in zip(step.chunks, ends, strict=True):
+        rows = runner.logits(runner.forward(step, every_row=True))
+        # The same tokens once more, with the last layer for the last token of each chunk alone.
+        last = runner.logits(runner.forward(step))
+        end = 0
+        for index, chunk in enumerate(step.chunks):
+            end += chunk.num_tokens
             logits[sequences.index(chunk.sequence)] += list(rows[end - chunk.num_tokens : end])
+            assert (last[index] - rows[end - 1]).abs().max() < 1e-5
             chunk.sequence.num_computed += chunk.num_tokens
     return logits
 
@@ -75,7 +79,7 @@ def test_float32_is_exact_for_long_chunks_too(variant: str, tmp_path: Path) -> N
     reference = save_model(variant, tmp_path)
     runner = ModelRunner(open_checkpoint(tmp_path).build(num_positions=512, exact=True), 64, BLOCK_SIZE)
     (sequence,) = shuffled_sequences([500], random.Random(variant))
-    hidden, _ = runner.forward(Step(prefills=[Chunk(sequence, 500, True)]))
+    hidden = runner.forward(Step(prefills=[Chunk(sequence, 500, True)]), every_row=True)
     with torch.inference_mode():
         expected = reference(torch.tensor([sequence.token_ids])).logits[0]
     assert (runner.logits(hidden) - expected).abs().max() < 1e-4

@@ -79,7 +79,7 @@ def logits(path: Path, token_ids: list[int]) -> torch.Tensor:
     runner = ModelRunner(open_checkpoint(path).build(64, exact=True), 8, 8)
     sequence = Request("r", token_ids, SamplingParams(), 0, 1).sequences[0]
     sequence.block_table = list(range(-(-len(token_ids) // 8)))
-    hidden, _ = runner.forward(Step(prefills=[Chunk(sequence, len(token_ids), True)]))
+    hidden = runner.forward(Step(prefills=[Chunk(sequence, len(token_ids), True)]), every_row=True)
     return runner.logits(hidden)
 
 

@@ -1,7 +1,5 @@
 """Turns a step of the scheduler into the tensors that the model takes."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,17 +11,8 @@ from localpaged.kernels.attention_batch import AttentionBatch
 Ints = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInput:
-    """token_ids int64 [T] and where their KV is; ends[i] is the row after the last token of chunk i."""
-
-    token_ids: Tensor
-    attention: AttentionBatch
-    ends: list[int]
-
-
-def build_input(step: Step, block_size: int) -> ModelInput:
-    """Lay out the step's tokens: decode rows first, candidates of one request side by side."""
+def build_input(step: Step, block_size: int) -> tuple[Tensor, AttentionBatch]:
+    """token_ids int64 [T] and where their KV is: decode rows first, candidates of one request side by side."""
     chunks = step.chunks
     token_ids: list[int] = []
     positions = np.empty(step.num_tokens, dtype=np.int64)
@@ -59,7 +48,7 @@ def build_input(step: Step, block_size: int) -> ModelInput:
         prefill_block_tables=torch.from_numpy(prefill_tables),
         prefill_context_lens=torch.from_numpy(prefill_lens),
     )
-    return ModelInput(torch.tensor(token_ids), attention, ends)
+    return torch.tensor(token_ids), attention
 
 
 def _tables(chunks: list[Chunk], block_size: int) -> tuple[Ints, Ints]:

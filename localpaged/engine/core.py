@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -209,11 +210,14 @@ class EngineCore:
         )
 
     def _run(self, step: Step) -> list[Event]:
-        hidden, ends = self.runner.forward(step)
+        every_row = any(chunk.sequence.request.params.prompt_logprobs is not None for chunk in step.prefills)
+        hidden = self.runner.forward(step, every_row)
+        sizes = [chunk.num_tokens if every_row else 1 for chunk in step.chunks]
+        ends = list(accumulate(sizes))
         events: list[Event] = []
-        for chunk, end in zip(step.prefills, ends[len(step.decodes) :], strict=True):
+        for chunk, end, size in zip(step.chunks, ends, sizes, strict=True):
             if chunk.sequence.request.phase is Phase.PREFILL:
-                events.append(self._tell_prefilled(chunk, hidden[end - chunk.num_tokens : end]))
+                events.append(self._tell_prefilled(chunk, hidden[end - size : end]))
         self.scheduler.commit(step)
         rows: list[int] = []
         sequences: list[Sequence] = []

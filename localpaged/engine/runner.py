@@ -36,17 +36,18 @@ class ModelRunner:
                 sequence = request.sequences[index]
                 sequence.block_table = [0] * -(-num_tokens // self.block_size)
                 (step.decodes if num_tokens == 1 else step.prefills).append(Chunk(sequence, num_tokens, True))
-            hidden, _ = self.forward(step)
-            self.logits(hidden[-1:])
+            self.logits(self.forward(step)[-1:])
 
-    def forward(self, step: Step) -> tuple[Tensor, list[int]]:
-        """Compute a step: hidden states [T, C] in the order of step.chunks, and the row after each chunk's last."""
+    def forward(self, step: Step, every_row: bool = False) -> Tensor:
+        """Compute a step: hidden states [chunks, C] after the last token of each of step.chunks.
+
+        every_row: those of all tokens, [T, C], one chunk's after the other's.
+        """
         if step.copies:
             pairs = torch.tensor([(copy.source, copy.destination) for copy in step.copies])
             copy_blocks([cache for pair in self.caches for cache in pair], pairs)
-        model_input = build_input(step, self.block_size)
-        hidden = self.decoder.forward(model_input.token_ids, model_input.attention, self.caches)
-        return hidden, model_input.ends
+        token_ids, batch = build_input(step, self.block_size)
+        return self.decoder.forward(token_ids, batch, self.caches, every_row)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, C] -> float32 [R, V]."""
