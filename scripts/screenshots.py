@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,6 +19,7 @@ from chat_page import ask, wait_for_choice, wait_for_quiet, wait_for_text  # noq
 from server_process import ServerProcess  # noqa: E402
 
 QUESTION = "Give me a name for a small museum in a lighthouse, with a one-line reason."
+STORY = "Tell me about the sea at night, seen from a lighthouse, in three paragraphs."
 CODE = "Write a Python function that counts the words in a text. Show only the code."
 
 
@@ -36,14 +38,26 @@ def take(page: Page, folder: Path, name: str) -> None:
     print(name)
 
 
+def kill_engine(server: ServerProcess) -> None:
+    """End the model's process, as running out of memory would."""
+    for child in psutil.Process(server.pid).children(recursive=True):
+        if "localpaged.engine.process" in " ".join(child.cmdline()):
+            child.kill()
+
+
 def walk(browser: Browser, server: ServerProcess, folder: Path) -> None:
     """The states of a chat, one after the other."""
     page = open_page(browser, server.url, 1440, 900)
     take(page, folder, "empty-light-1440")
-    ask(page, QUESTION, answers=4)
+    ask(page, STORY, answers=4)
     wait_for_text(page, 4)
-    page.wait_for_timeout(900)
+    page.wait_for_timeout(2500)
     take(page, folder, "streaming-light-1440")
+    kill_engine(server)
+    wait_for_choice(page)
+    take(page, folder, "error-light-1440")
+    page.get_by_role("button", name="New conversation").click()
+    ask(page, QUESTION, answers=4)
     wait_for_choice(page)
     take(page, folder, "deck-light-1440")
     address = page.url

@@ -70,7 +70,11 @@ class ServerProcess:
 
 def scripted(folder: Path, **environment: str) -> ServerProcess:
     """The scripted engine: fast, and able to answer badly."""
-    return ServerProcess([sys.executable, str(TESTS / "serve_fake.py"), "PORT", "FOLDER"], folder, **environment)
+    return ServerProcess(
+        [sys.executable, str(TESTS / "serve_fake.py"), "PORT", "FOLDER"],
+        folder,
+        **{"FAKE_TOKEN_S": "0.008"} | environment,
+    )
 
 
 def real(folder: Path) -> ServerProcess:

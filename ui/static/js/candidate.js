@@ -134,15 +134,20 @@ export class Candidate {
     this.chooseButton.classList.toggle("primary", !this.running);
     this.copyButton.hidden = !this.text.text && !tokens;
     this.chooseButton.hidden = !this.message.text && !this.text.text;
-    const problem = this.message.state === "error" || this.message.state === "interrupted";
-    if (problem && !this.problem) {
-      this.problem = h(
-        "p",
-        { class: "lp-problem" },
-        this.message.error ?? "The server stopped while this was being written. What it had is above.",
-      );
-      this.body.append(this.problem);
-    }
+    this.showProblem();
+  }
+
+  /** What went wrong with this answer; null when nothing did. */
+  problem() {
+    if (this.message.state !== "error" && this.message.state !== "interrupted") return null;
+    return this.message.error ?? "The server stopped while this was being written. What it had is kept.";
+  }
+
+  showProblem() {
+    const text = this.saidElsewhere ? null : this.problem();
+    this.note?.remove();
+    this.note = text ? h("p", { class: "lp-problem" }, text) : null;
+    if (this.note) this.body.append(this.note);
   }
 
   keepTheEndInView() {

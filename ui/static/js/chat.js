@@ -131,7 +131,7 @@ export class Chat {
     this.list.draw();
     this.show(view);
     this.composer.use(id);
-    this.scroller.toEnd();
+    this.scroller.begin(this.transcript.anchor());
     if (matchMedia("(min-width: 760px)").matches) this.composer.area.focus({ preventScroll: true });
   }
 
@@ -139,9 +139,10 @@ export class Chat {
     this.view = view;
     this.header.setTitle(view?.conversation.title ?? "");
     this.showMiddle();
+    this.scroller.anchor = this.transcript.anchor();
     if (view?.job && this.job?.id !== view.job.id) this.attach(view.job.id);
     this.showMode();
-    this.countSoon();
+    this.countSoon(0);
     this.showKv();
   }
 
@@ -227,7 +228,7 @@ export class Chat {
     if (fromComposer) this.composer.sent(started.conversation);
     if (this.view?.conversation.id !== started.conversation) return true;
     await this.reload();
-    this.scroller.toEnd();
+    this.scroller.begin(this.transcript.anchor());
     this.list.refresh();
     return true;
   }
@@ -236,7 +237,7 @@ export class Chat {
     if (this.job || !user) return;
     if (!(await this.attempt(() => api.regenerate(user, this.settings.sampling)))) return;
     await this.reload();
-    this.scroller.toEnd();
+    this.scroller.begin(this.transcript.anchor());
   }
 
   async choose(card) {
@@ -307,7 +308,7 @@ export class Chat {
     const empty = !this.view?.turns.length; // the middle of the page says it then
     if (away) {
       this.composer.setBanner("The server cannot be reached. Trying again; your draft is kept.", "bad");
-    } else if (state?.engine === "dead" && !this.job && !empty) {
+    } else if (state?.engine === "dead" && !this.job && !empty && !this.transcript.deck?.problem) {
       const stopped = "The model stopped. Your next message starts it again; nothing is lost.";
       this.composer.setBanner(state.error ?? stopped, "bad");
     } else if (state?.engine === "starting" && !empty) {
@@ -337,14 +338,15 @@ export class Chat {
     this.window.showPrice(this.server.kv);
   }
 
-  countSoon() {
+  countSoon(wait = 250) {
     const parent = this.leaf() ?? this.view?.turns.at(-1)?.message.id ?? null;
-    this.window.countSoon({
+    const draft = {
       conversation: this.view?.conversation.id ?? null,
       parent,
       text: this.composer.area.value,
       ...(this.view ? {} : { system_prompt: this.settings.systemPrompt }),
-    });
+    };
+    this.window.countSoon(draft, wait);
   }
 
   showKvIn(element) {
@@ -379,8 +381,7 @@ export class Chat {
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
       event.preventDefault();
       this.frame.classList.add("list-open");
-      this.list.search.focus();
-      return;
+      return this.list.search.focus();
     }
     if (event.key === "Escape") this.closeDrawers();
     if (event.ctrlKey || event.metaKey || event.altKey || !/^[1-8]$/.test(event.key)) return;

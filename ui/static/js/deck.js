@@ -22,7 +22,7 @@ export class Deck {
     );
     this.note = h("b", {});
     this.share = h("span", {});
-    this.saved = h("span", {});
+    this.saved = h("span", { class: "lp-saved" });
     this.hint = h("span", { class: "lp-deck-hint" });
     this.earlier = h(
       "button",
@@ -42,6 +42,7 @@ export class Deck {
       this.earlier,
       this.again,
     );
+    this.problem = null;
     this.element = h("div", { class: messages.length === 1 ? "lp-deck-frame solo" : "lp-deck-frame" }, this.grid, this.summary);
     this.grid.addEventListener("keydown", (event) => this.moveFocus(event));
     this.show();
@@ -83,6 +84,7 @@ export class Deck {
   show() {
     const running = this.running;
     const count = this.cards.length;
+    this.showProblem();
     this.note.textContent = `${plural(count, "answer")}, 1 prefill`;
     const shared = Math.max(0, ...this.cards.map((card) => card.figures.num_shared_blocks ?? 0));
     const own = this.cards.reduce((sum, card) => sum + (card.figures.num_own_blocks ?? 0), 0);
@@ -97,6 +99,22 @@ export class Deck {
     this.again.hidden = running;
     this.hint.textContent = running || count < 2 ? "" : innerWidth < 600 ? "Choose one to go on" : `Press 1–${count} or Choose to go on`;
     this.grid.classList.toggle("open", !running);
+  }
+
+  /** What went wrong with all of them is said once, below them. */
+  showProblem() {
+    const problems = new Set(this.cards.map((card) => card.problem()));
+    const [first] = problems;
+    const same = this.cards.length > 1 && problems.size === 1 ? first : null;
+    if (same === this.problem) return;
+    this.problem = same;
+    this.trouble?.remove();
+    this.trouble = same && h("p", { class: "lp-problem", role: "alert" }, same);
+    if (same) this.summary.before(this.trouble);
+    for (const card of this.cards) {
+      card.saidElsewhere = Boolean(same);
+      card.showProblem();
+    }
   }
 
   /** Say once that all answers are there. */

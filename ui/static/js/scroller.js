@@ -1,41 +1,72 @@
-// The scrolling middle: it stays at its end while text arrives, unless the reader has scrolled up.
+// The scrolling middle. It follows what is written until the reader scrolls away: at the end of the text, or,
+// with answers side by side, where the question is on top (their columns scroll by themselves).
 
 import { h, icon } from "./dom.js";
 
+const NEAR_PX = 60;
+
 export class Scroller {
   constructor(content) {
-    this.atEnd = true;
-    this.top = 0;
+    this.following = true;
+    this.anchor = null; // what to keep on top; null follows the end
+    this.place = 0; // where this scrolled to last
     this.element = h("main", { class: "lp-main" }, content);
-    this.down = h("button", { class: "lp-down", type: "button", "aria-label": "To the end", onclick: () => this.toEnd(true) }, icon("left"));
+    this.down = h("button", { class: "lp-down", type: "button", "aria-label": "To the end", onclick: () => this.toEnd() }, icon("left"));
     this.down.hidden = true;
-    this.element.addEventListener("scroll", () => {
-      const { scrollHeight, scrollTop, clientHeight } = this.element;
-      // Only the reader moves upwards; text that arrives makes the end go away, not the place.
-      if (scrollHeight - scrollTop - clientHeight < 60) this.atEnd = true;
-      else if (scrollTop < this.top) this.atEnd = false;
-      this.top = scrollTop;
-      this.down.hidden = this.atEnd;
-    });
-    const watcher = new ResizeObserver(() => this.stick());
+    this.element.addEventListener("scroll", () => this.scrolled());
+    const watcher = new ResizeObserver(() => this.follow());
     watcher.observe(content);
     watcher.observe(this.element);
   }
 
-  stick() {
-    if (this.atEnd) this.toEnd();
+  get end() {
+    return this.element.scrollHeight - this.element.clientHeight;
   }
 
-  toEnd(smooth = false) {
-    this.atEnd = true;
-    this.down.hidden = true;
-    this.element.scrollTo({ top: this.element.scrollHeight, behavior: smooth ? "smooth" : "instant" });
+  get target() {
+    if (!this.anchor?.isConnected) return this.end;
+    const top = this.anchor.getBoundingClientRect().top - this.element.getBoundingClientRect().top;
+    return Math.max(0, Math.min(this.end, this.element.scrollTop + top - 14));
+  }
+
+  scrolled() {
+    const top = this.element.scrollTop;
+    if (Math.abs(top - this.place) > 2) this.following = Math.abs(top - this.target) < NEAR_PX;
+    this.place = top;
+    this.showButton();
+  }
+
+  showButton() {
+    this.down.hidden = (this.following && !this.anchor) || this.end - this.element.scrollTop < NEAR_PX;
+  }
+
+  /** Go to where the writing is, unless the reader went elsewhere. */
+  follow() {
+    if (this.following) this.jump(this.target);
+    this.showButton();
+  }
+
+  /** Follow the end, or an element that is to be on top. */
+  begin(anchor = null) {
+    this.anchor = anchor;
+    this.following = true;
+    this.follow();
+  }
+
+  toEnd() {
+    this.following = !this.anchor;
+    this.element.scrollTo({ top: this.end, behavior: "smooth" });
   }
 
   /** Do something that adds content above, without moving what is read. */
   keeping(act) {
     const before = this.element.scrollHeight;
     act();
-    this.element.scrollTop += this.element.scrollHeight - before;
+    this.jump(this.element.scrollTop + this.element.scrollHeight - before);
+  }
+
+  jump(top) {
+    this.element.scrollTo({ top, behavior: "instant" });
+    this.place = this.element.scrollTop;
   }
 }

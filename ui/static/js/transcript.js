@@ -59,6 +59,12 @@ export class Transcript {
     this.element.replaceChildren(...elements);
   }
 
+  /** The question to keep on top while several answers to it are side by side; null otherwise. */
+  anchor() {
+    if (!this.deck || this.deck.cards.length < 2) return null;
+    return this.element.querySelector(":scope > .lp-turn.user:nth-last-child(2)");
+  }
+
   /** The answers to lay side by side: the open ones, or a single one that is being written. */
   answers(view) {
     const open = view.open_candidates;

@@ -12,10 +12,10 @@ export class WindowCount {
     this.kv = null;
   }
 
-  /** Count a draft of the API once the writing pauses. */
-  countSoon(draft) {
+  /** Count a draft of the API, once the writing pauses for so many ms. */
+  countSoon(draft, wait) {
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.count(draft), 250);
+    this.timer = setTimeout(() => this.count(draft), wait);
   }
 
   async count(draft) {
