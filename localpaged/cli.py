@@ -201,6 +201,7 @@ def ps(
 
 @app.command(epilog="Example: localpaged bench --work 4:256:32 --work 8:2000:32 --json")
 def bench(
+    more: Annotated[list[str] | None, typer.Argument(metavar="[WORK]...", help="More works, as after --work.")] = None,
     work: Annotated[
         list[str] | None, typer.Option(help="n:context:steps: prefill context tokens, decode steps for n candidates.")
     ] = None,
@@ -215,7 +216,7 @@ def bench(
     from localpaged.config import load_settings
 
     settings = load_settings(model=model, block_size=block_size, kv_cache_memory=kv_cache_memory, dtype=dtype)
-    run_bench(work or DEFAULT_WORKS, settings, json_output)
+    run_bench([*(work or []), *(more or [])] or DEFAULT_WORKS, settings, json_output)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 from localpaged.engine.client import EngineClient
-from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, ModelInfo, Prefilled
+from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, ModelInfo, Prefilled, Residency
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import ModelError
 
@@ -126,7 +126,12 @@ class FakeEngine(EngineClient):
         return self.info
 
     def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        conversation: str | None = None,
+        lease_ids: list[str] | None = None,
     ) -> AsyncIterator[Event]:
         return self._generate(prompt_token_ids, params, request_id or "request")
 
@@ -199,6 +204,9 @@ class FakeEngine(EngineClient):
 
     async def cancel(self, request_id: str, index: int | None = None) -> None:
         self.cancelled.append((request_id, index))
+
+    async def residency(self) -> list[Residency]:
+        return []
 
     async def stats(self) -> dict[str, int | float | str | bool]:
         return {

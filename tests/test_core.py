@@ -245,6 +245,47 @@ def submit(llm: LLM, request_id: str, length: int, **params: Any) -> None:
     assert not refused
 
 
+def converse(llm: LLM, name: str, token_ids: list[int], n: int = 1) -> tuple[list[list[int]], int]:
+    """One greedy turn of conversation "c" that keeps its answers; the answers, and how much was not computed."""
+    core = llm._engine.core
+    params = SamplingParams(n=n, temperature=0, max_tokens=13, ignore_eos=True)
+    names = [f"{name}{index}" for index in range(n)]
+    command = Generate(request_id=name, prompt_token_ids=token_ids, params=params, conversation="c", lease_ids=names)
+    assert not core.submit(command)
+    answers: list[list[int]] = [[] for _ in range(n)]
+    while True:
+        for event in core.step():
+            if isinstance(event, Delta):
+                answers[event.index] += event.token_ids
+            if isinstance(event, Finished):
+                core.check()
+                return answers, event.num_cached_tokens
+
+
+def test_turns_from_leases_answer_as_computed_ones(llm: LLM, reference: Any) -> None:
+    history = prompt(21)["prompt_token_ids"]
+    first, cached = converse(llm, "first", history, n=4)
+    assert cached == 0
+    history += first[2]
+    turns = []
+    for turn in range(3):
+        question = [11 + turn, 12, 13]
+        (answer,), cached = converse(llm, f"turn{turn}", history + question)
+        assert cached == len(history) - 1  # all but the last token drawn
+        assert answer == greedy(reference, history + question, 13)
+        turns.append(history + question)
+        history = history + question + answer
+    # Back to an earlier place, in the middle of a block, and on from there.
+    edited = [*turns[1][:-2], 99, 98]
+    (answer,), cached = converse(llm, "edited", edited)
+    assert cached == len(edited) - 2
+    assert answer == greedy(reference, edited, 13)
+    (answer,), cached = converse(llm, "again", turns[2])
+    assert cached == len(turns[2]) - 1
+    assert answer == greedy(reference, turns[2], 13)
+    llm._engine.core.leases.drop_conversation("c")
+
+
 def test_cancelling_one_candidate_leaves_the_others_running(llm: LLM) -> None:
     core = llm._engine.core
     submit(llm, "r", 20, n=3)

@@ -28,4 +28,8 @@ def make_request(command: Generate, scheduler: Scheduler, eos_token_ids: frozens
         raise InvalidRequestError("Beam search takes stop_token_ids, not stop strings.", "stop")
     max_tokens = scheduler.fit_max_tokens(len(prompt), params.max_tokens, params.num_sequences)
     seed = params.seed if params.seed is not None else secrets.randbits(64)
-    return Request(command.request_id, prompt, params, seed, max_tokens, eos_token_ids)
+    if command.lease_ids and (len(command.lease_ids) != params.n or command.conversation is None):
+        raise InvalidRequestError(f"Leases need a conversation and one id for each of the {params.n} answers.", "n")
+    # Ranked answers change places at the end, so none of them is kept.
+    lease_ids = command.lease_ids if params.num_sequences == params.n and not params.needs_ranking else []
+    return Request(command.request_id, prompt, params, seed, max_tokens, eos_token_ids, command.conversation, lease_ids)

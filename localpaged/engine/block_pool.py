@@ -112,6 +112,10 @@ class BlockPool:
             else:
                 self._free.append(block)
 
+    def is_findable(self, block: int) -> bool:
+        """Whether the block holds a prefix that find() may return, so that nothing may be written to it."""
+        return block in self._key_by_block
+
     def find(self, parent: int | None, token_ids: tuple[int, ...]) -> int | None:
         """The block that holds exactly these block_size tokens after parent's prefix, if one is known."""
         return self._block_by_key.get((parent, token_ids))

@@ -14,16 +14,22 @@ import msgspec
 
 from localpaged.engine.config import EngineConfig
 from localpaged.engine.messages import (
+    AskResidency,
     AskStats,
     Cancel,
+    ChooseLease,
     Command,
+    DropLeases,
     Event,
     Failed,
     Finished,
     Generate,
     ModelInfo,
+    PinConversation,
     Ready,
     Reply,
+    Residencies,
+    Residency,
     Shutdown,
     StartFailed,
     Stats,
@@ -53,6 +59,7 @@ class EngineClient:
         self._settled = asyncio.Event()
         self._events: dict[str, asyncio.Queue[Event]] = {}
         self._stats: dict[int, asyncio.Future[dict[str, int | float | str | bool]]] = {}
+        self._residencies: dict[int, asyncio.Future[list[Residency]]] = {}
         self._ids = itertools.count()
 
     @property
@@ -96,9 +103,14 @@ class EngineClient:
         return self.info
 
     async def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        conversation: str | None = None,
+        lease_ids: list[str] | None = None,
     ) -> AsyncIterator[Event]:
-        """Submit one request and yield its events until Finished or Failed.
+        """Submit one request and yield its events until Finished or Failed; conversation and leases as in Generate.
 
         Restarts a dead process first. When the process dies under the request the last event is
         Failed with code "engine_dead". Closing the iterator early cancels the request.
@@ -116,7 +128,15 @@ class EngineClient:
         self._events[request_id] = events
         ended = False
         try:
-            self._send(Generate(request_id=request_id, prompt_token_ids=prompt_token_ids, params=params))
+            self._send(
+                Generate(
+                    request_id=request_id,
+                    prompt_token_ids=prompt_token_ids,
+                    params=params,
+                    conversation=conversation,
+                    lease_ids=lease_ids or [],
+                )
+            )
             while not ended:
                 event = await events.get()
                 ended = isinstance(event, Finished | Failed)
@@ -130,6 +150,31 @@ class EngineClient:
         """End a request, or one of its candidates, within one step. Unknown ids are ignored."""
         if self.state == "ready":
             self._send(Cancel(request_id, index))
+
+    def choose_lease(self, lease_id: str) -> None:
+        """Say which answer its conversation goes on from. Without an engine there is nothing to say."""
+        if self.state == "ready":
+            self._send(ChooseLease(lease_id))
+
+    def pin(self, conversation: str, pinned: bool) -> None:
+        """Let a conversation's KV be the last to go, or no longer."""
+        if self.state == "ready":
+            self._send(PinConversation(conversation, pinned))
+
+    def drop_leases(self, conversation: str | None = None, lease_ids: list[str] | None = None) -> None:
+        """Forget the KV of some answers, of a conversation, or with neither of all of them."""
+        if self.state == "ready":
+            self._send(DropLeases(lease_ids=lease_ids, conversation=conversation))
+
+    async def residency(self) -> list[Residency]:
+        """What each conversation holds of the pool, the latest used first. Empty when there is no engine."""
+        if self.state != "ready":
+            return []
+        call_id = next(self._ids)
+        answer: asyncio.Future[list[Residency]] = asyncio.get_running_loop().create_future()
+        self._residencies[call_id] = answer
+        self._send(AskResidency(call_id))
+        return await answer
 
     async def stats(self) -> dict[str, int | float | str | bool]:
         """The pool's audit: block_size, num_blocks, free, cached, referenced, shared, waste_tokens, ...
@@ -200,6 +245,10 @@ class EngineClient:
             answer = self._stats.pop(reply.call_id, None)
             if answer is not None and not answer.done():
                 answer.set_result(reply.values)
+        elif isinstance(reply, Residencies):
+            residencies = self._residencies.pop(reply.call_id, None)
+            if residencies is not None and not residencies.done():
+                residencies.set_result(reply.values)
         elif reply.request_id in self._events:
             self._events[reply.request_id].put_nowait(reply)
 
@@ -220,4 +269,8 @@ class EngineClient:
             if not answer.done():
                 answer.set_exception(EngineDeadError(message))
         self._stats.clear()
+        for residencies in self._residencies.values():
+            if not residencies.done():
+                residencies.set_result([])
+        self._residencies.clear()
         self._settled.set()

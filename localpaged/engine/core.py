@@ -18,6 +18,7 @@ from localpaged.engine.beam_search import BeamSearch
 from localpaged.engine.block_pool import BlockPool
 from localpaged.engine.detokenizer import Detokenizer
 from localpaged.engine.kv_cache_manager import KVCacheManager
+from localpaged.engine.leases import Leases
 from localpaged.engine.messages import (
     Admitted,
     Delta,
@@ -78,6 +79,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.manager: KVCacheManager = scheduler.manager
         self.pool: BlockPool = scheduler.manager.pool
+        self.leases: Leases = scheduler.manager.leases
         self.decode = decode
         self.eos_token_ids = eos_token_ids
         self.vocab_size = vocab_size
@@ -168,6 +170,9 @@ class EngineCore:
             "shared": pool.num_shared,
             "saved": pool.num_saved,
             "evicted": pool.num_evicted,
+            "leases": len(self.leases),
+            "leased": self.leases.num_reclaimable(),
+            "given_up": self.leases.num_given_up,
             "waste_tokens": slots - tokens,
             "bytes_per_block": self.runner.bytes_per_block,
             "running": sum(len(request.live) for request in self.scheduler.running),

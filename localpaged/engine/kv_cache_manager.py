@@ -11,13 +11,14 @@ that the runner carries out before it writes. Who owns which tokens of a sequenc
     [shared, computed)      ours alone, filled
     [computed, allocated)   ours alone, garbage until the step has run
 
-Only a partly filled last block can be shared and then written: it is copied first, unless we are
-its last owner.
+Only a partly filled last block, or one of which a lease's branch takes the beginning, can be shared and then
+written: it is copied first, unless we are its last owner and nobody can find it.
 """
 
 from dataclasses import dataclass
 
 from localpaged.engine.block_pool import BlockPool
+from localpaged.engine.leases import Lease, Leases
 from localpaged.engine.sequence import Sequence
 
 
@@ -29,13 +30,24 @@ class BlockCopy:
     destination: int
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Blocks that hold a proper prefix of a prompt: its first num_tokens tokens. lease: where they are from."""
+
+    blocks: list[int]
+    num_tokens: int
+    num_registered_blocks: int
+    lease: Lease | None = None
+
+
 class KVCacheManager:
-    """Block tables over one pool. prefix_caching False neither finds nor keeps prefixes."""
+    """Block tables over one pool. prefix_caching False neither finds nor keeps prefixes; leases stay all the same."""
 
     def __init__(self, pool: BlockPool, prefix_caching: bool = True) -> None:
         self.pool = pool
         self.block_size = pool.block_size
         self.prefix_caching = prefix_caching
+        self.leases = Leases(pool)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -57,13 +69,30 @@ class KVCacheManager:
             parent = block
         return blocks
 
-    def adopt_prefix(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Start an empty sequence on cached blocks from find_prefix()."""
+    def find_start(self, token_ids: list[int], conversation: str | None) -> Start:
+        """The most of a prompt that is there: in a lease of its conversation, or as whole blocks of any text."""
+        blocks = self.find_prefix(token_ids)
+        start = Start(blocks, len(blocks) * self.block_size, len(blocks))
+        found = self.leases.find(token_ids, conversation) if conversation is not None else None
+        if found is None:
+            return start
+        lease, num_common = found
+        # The last token must be computed to have logits.
+        num_tokens = min(num_common, len(token_ids) - 1)
+        if num_tokens < start.num_tokens:
+            return start
+        registered = min(lease.num_registered_blocks, num_tokens // self.block_size)
+        return Start(lease.block_table[: self.num_blocks_for(num_tokens)], num_tokens, registered, lease)
+
+    def adopt(self, sequence: Sequence, start: Start) -> None:
+        """Begin an empty sequence with what find_start() found. Copies nothing."""
         assert not sequence.block_table and sequence.num_computed == 0
-        self.pool.share(blocks)
-        sequence.block_table = list(blocks)
-        sequence.num_computed = len(blocks) * self.block_size
-        sequence.num_registered_blocks = len(blocks)
+        self.pool.share(start.blocks)
+        sequence.block_table = list(start.blocks)
+        sequence.num_computed = start.num_tokens
+        sequence.num_registered_blocks = start.num_registered_blocks
+        if start.lease is not None:
+            self.leases.touch(start.lease)
 
     def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that allocate() would take to compute the next num_tokens of the sequence."""
@@ -73,9 +102,11 @@ class KVCacheManager:
     def allocate(self, sequence: Sequence, num_tokens: int) -> list[BlockCopy] | None:
         """Make room for the next num_tokens tokens, all of it ours to write.
 
-        Returns the copies to make first (one at most). None, and nothing changed, when the pool cannot
-        give enough blocks.
+        Leases give way as far as it takes. Returns the copies to make first (one at most). None, and no table of a
+        running sequence changed, when the pool cannot give enough blocks.
         """
+        while self.pool.num_available < self.num_missing_blocks(sequence, num_tokens) and self.leases.give_way():
+            pass
         blocks = self.pool.allocate(self.num_missing_blocks(sequence, num_tokens))
         if blocks is None:
             return None
@@ -133,6 +164,17 @@ class KVCacheManager:
         sequence.num_computed = 0
         sequence.num_registered_blocks = 0
 
+    def end(self, sequence: Sequence) -> None:
+        """Keep a finished sequence's blocks as the lease that its request asks for, or give them back."""
+        request = sequence.request
+        if request.lease_ids and request.conversation is not None and sequence.num_computed > 0:
+            self.leases.keep(sequence, request.lease_ids[sequence.index], request.conversation)
+        else:
+            self.release(sequence)
+
     def _writes_shared_block(self, sequence: Sequence) -> bool:
         position, offset = divmod(sequence.num_computed, self.block_size)
-        return offset > 0 and self.pool.reference_count(sequence.block_table[position]) > 1
+        if offset == 0:
+            return False
+        block = sequence.block_table[position]
+        return self.pool.reference_count(block) > 1 or self.pool.is_findable(block)

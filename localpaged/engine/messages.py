@@ -21,11 +21,17 @@ class PositionLogprobs(msgspec.Struct, array_like=True):
 
 
 class Generate(msgspec.Struct, tag=True, kw_only=True):
-    """Ask for the candidates of one prompt."""
+    """Ask for the candidates of one prompt.
+
+    conversation: whose leases the prompt may start from. lease_ids: one for each candidate, under which its blocks
+    are kept when it ends; empty to keep nothing.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    conversation: str | None = None
+    lease_ids: list[str] = []
 
 
 class Cancel(msgspec.Struct, tag=True):
@@ -45,7 +51,33 @@ class Shutdown(msgspec.Struct, tag=True):
     """End the engine process."""
 
 
-Command = Generate | Cancel | AskStats | Shutdown
+class ChooseLease(msgspec.Struct, tag=True):
+    """Say which answer the conversation goes on from."""
+
+    lease_id: str
+
+
+class PinConversation(msgspec.Struct, tag=True):
+    """Let a conversation's leases go after all others, or no longer."""
+
+    conversation: str
+    pinned: bool
+
+
+class DropLeases(msgspec.Struct, tag=True, kw_only=True):
+    """Give back some leases, a conversation's, or with neither all of them."""
+
+    lease_ids: list[str] | None = None
+    conversation: str | None = None
+
+
+class AskResidency(msgspec.Struct, tag=True):
+    """Ask what each conversation holds."""
+
+    call_id: int
+
+
+Command = Generate | Cancel | AskStats | AskResidency | ChooseLease | PinConversation | DropLeases | Shutdown
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -137,5 +169,24 @@ class Stats(msgspec.Struct, tag=True):
     values: dict[str, int | float | str | bool]
 
 
+class Residency(msgspec.Struct, kw_only=True):
+    """What the leases of one conversation hold. num_tokens: of its longest branch; used_at: seconds since 1970."""
+
+    conversation: str
+    num_leases: int
+    num_tokens: int
+    num_blocks: int
+    num_private_blocks: int
+    used_at: float
+    pinned: bool = False
+
+
+class Residencies(msgspec.Struct, tag=True):
+    """What each conversation holds."""
+
+    call_id: int
+    values: list[Residency]
+
+
 Event = Admitted | Prefilled | Delta | Finished | Failed
-Reply = Ready | StartFailed | Stats | Event
+Reply = Ready | StartFailed | Stats | Residencies | Event

@@ -11,19 +11,24 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 
 import msgspec
 
 from localpaged.engine.build import Engine, build_engine
 from localpaged.engine.config import EngineConfig
 from localpaged.engine.messages import (
+    AskResidency,
     AskStats,
     Cancel,
+    ChooseLease,
     Command,
-    Event,
+    DropLeases,
     Generate,
+    PinConversation,
     Ready,
     Reply,
+    Residencies,
     Shutdown,
     StartFailed,
     Stats,
@@ -74,13 +79,29 @@ def serve(engine: Engine, commands: "queue.SimpleQueue[Command]", connection: so
             connection.sendall(encode(replies))
 
 
-def _carry_out(engine: Engine, command: Command) -> list[Event] | list[Stats]:
-    if isinstance(command, Generate):
-        return engine.core.submit(command)
-    if isinstance(command, Cancel):
-        return engine.core.cancel(command.request_id, command.index)
-    assert isinstance(command, AskStats)
-    return [Stats(command.call_id, engine.core.stats())]
+def _carry_out(engine: Engine, command: Command) -> Sequence[Reply]:
+    core = engine.core
+    match command:
+        case Generate():
+            return core.submit(command)
+        case Cancel():
+            return core.cancel(command.request_id, command.index)
+        case AskStats():
+            return [Stats(command.call_id, core.stats())]
+        case AskResidency():
+            return [Residencies(command.call_id, core.leases.residency())]
+        case ChooseLease():
+            core.leases.choose(command.lease_id)
+        case PinConversation():
+            core.leases.pin(command.conversation, command.pinned)
+        case DropLeases():
+            if command.lease_ids is None:
+                core.leases.drop_conversation(command.conversation)
+            else:
+                core.leases.drop(command.lease_ids)
+        case Shutdown():
+            raise AssertionError("serve() ends at Shutdown")
+    return []
 
 
 def _read_commands(connection: socket.socket, commands: "queue.SimpleQueue[Command]") -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from localpaged.engine.kv_cache_manager import BlockCopy, KVCacheManager
+from localpaged.engine.kv_cache_manager import BlockCopy, KVCacheManager, Start
 from localpaged.engine.sequence import Phase, Request, Sequence
 from localpaged.errors import PromptTooLongError
 
@@ -71,6 +71,7 @@ class Scheduler:
         for request in (*self.waiting, *self.running):
             for sequence in request.sequences:
                 yield sequence.block_table
+        yield from self.manager.leases.tables()
 
     def num_blocks_at_most(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
         """The most blocks that a request can come to hold: its prompt's full blocks once, the rest per sequence."""
@@ -134,7 +135,7 @@ class Scheduler:
         if request.phase is Phase.PREFILL and sequence.block_table and request.live:
             # It was computing the prompt for all of them: the next one goes on where it is.
             self.manager.move(sequence, request.leader)
-        self.manager.release(sequence)
+        self.manager.end(sequence)
 
     def retire(self, request: Request) -> bool:
         """Drop a request whose candidates have all ended; returns whether it was one."""
@@ -219,11 +220,13 @@ class Scheduler:
             sequence = request.leader
             # Prompt log-probabilities need every position's logits, so nothing of the prompt is skipped.
             reuse = request.params.prompt_logprobs is None
-            prefix = self.manager.find_prefix(request.prompt_token_ids) if reuse else []
-            if not self._fits_now(request, prefix):
+            start = (
+                self.manager.find_start(request.prompt_token_ids, request.conversation) if reuse else Start([], 0, 0)
+            )
+            if not self._fits_now(request, start):
                 break
             self.waiting.popleft()
-            self.manager.adopt_prefix(sequence, prefix)
+            self.manager.adopt(sequence, start)
             request.phase = Phase.PREFILL
             if request.num_cached_tokens is None:
                 request.num_cached_tokens = sequence.num_computed
@@ -238,15 +241,22 @@ class Scheduler:
             step.prefills.append(chunk)
             step.copies += copies
 
-    def _fits_now(self, request: Request, prefix: list[int]) -> bool:
+    def _fits_now(self, request: Request, start: Start) -> bool:
         """Whether the whole prompt and a first block for each candidate are there, so that admission is not undone."""
-        pool = self.manager.pool
-        taken_from_cache = sum(pool.reference_count(block) == 0 for block in prefix)
+        pool, leases = self.manager.pool, self.manager.leases
         longest = max(len(sequence.token_ids) for sequence in request.live)
         needed = self.num_blocks_at_most(
             request.num_prompt_tokens, longest - request.num_prompt_tokens + 1, len(request.live)
         )
-        return needed - len(prefix) + taken_from_cache <= pool.num_available
+        whole = start.blocks[: start.num_tokens // pool.block_size]
+        missing = needed - len(whole)
+        # What it starts from is no longer there to be taken.
+        taken_from_cache = sum(pool.reference_count(block) == 0 for block in start.blocks)
+        if missing + taken_from_cache <= pool.num_available:
+            return True
+        return missing + taken_from_cache + leases.is_reclaimable(start.blocks) <= (
+            pool.num_available + leases.num_reclaimable()
+        )
 
     def _next_chunk(self, sequence: Sequence, prefill_budget: int) -> Chunk | None:
         """The sequence's next tokens within the budget; None when there is no budget left for them."""

@@ -73,7 +73,10 @@ class Sequence:
 
 
 class Request:
-    """One prompt with its sequences. seed is drawn when the parameters leave it open."""
+    """One prompt with its sequences. seed is drawn when the parameters leave it open.
+
+    conversation: whose leases it may start from; lease_ids: under which its sequences' blocks are kept, or none.
+    """
 
     def __init__(
         self,
@@ -83,6 +86,8 @@ class Request:
         seed: int,
         max_tokens: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        conversation: str | None = None,
+        lease_ids: list[str] | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
@@ -90,6 +95,8 @@ class Request:
         self.seed = seed
         self.max_tokens = max_tokens
         self.stop_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+        self.conversation = conversation
+        self.lease_ids = lease_ids or []
         self.phase = Phase.WAITING
         self.sequences = [Sequence(self, index) for index in range(params.num_sequences)]
         self.num_cached_tokens: int | None = None

@@ -16,7 +16,7 @@ from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import LocalpagedError
 from localpaged.server.history import Tokenizer, branch_token_ids, build_prompt
 from localpaged.server.job import Job
-from localpaged.server.jobs import ConversationBusyError, JobManager
+from localpaged.server.jobs import ConversationBusyError, JobManager, lease_id_of
 from localpaged.store.message import Conversation, Message
 from localpaged.store.store import Store
 
@@ -163,6 +163,7 @@ def router(
         await store.do(chats.delete, conversation_id)
         if job := jobs.running_in(conversation_id):
             await jobs.stop(job.id)
+        engine.drop_leases(conversation=str(conversation_id))
         await store.do(chats.purge_deleted, 600)
         return {"deleted": conversation_id}
 
@@ -183,6 +184,7 @@ def router(
     async def choose(message_id: int) -> dict[str, Any]:
         """Show a message among its siblings; where they are being written, stop the others."""
         message = await store.do(chats.choose, message_id)
+        engine.choose_lease(lease_id_of(message_id))
         job = jobs.running_in(message.conversation)
         if job and message_id in [candidate.message.id for candidate in job.candidates]:
             others = [c.index for c in job.candidates if c.message.id != message_id and c.running]
@@ -202,7 +204,9 @@ def router(
         for message in messages:
             if jobs.running_in(message.conversation):
                 raise ConversationBusyError("Stop the answers first, then delete.", "ids")
+        under = [one for message_id in body.ids for one in await store.do(chats.subtree, message_id)]
         await store.do(chats.delete_messages, body.ids)
+        engine.drop_leases(lease_ids=[lease_id_of(message_id) for message_id in under])
         return await view(messages[0].conversation) if messages else {}
 
     @routes.post("/jobs/{job_id}/stop")

@@ -182,7 +182,13 @@ class JobManager:
                 candidate.message.model = info.name
         early_stops = [candidate.index for candidate in job.candidates if not candidate.running]
         job.begin()
-        async for event in self._engine.generate(prompt.token_ids, params, job.id):
+        async for event in self._engine.generate(
+            prompt.token_ids,
+            params,
+            job.id,
+            conversation=str(job.conversation_id),
+            lease_ids=[lease_id_of(candidate.message.id) for candidate in job.candidates],
+        ):
             if isinstance(event, Failed):
                 if event.code != "cancelled":
                     _fail(job, event.code, event.message)
@@ -258,6 +264,11 @@ def _end_all(job: Job, state: str, finish_reason: str | None = None, error: str 
 def _fail(job: Job, code: str, message: str) -> None:
     job.error = {"code": code, "message": message}
     _end_all(job, "error", error=message)
+
+
+def lease_id_of(message_id: int) -> str:
+    """The engine's name for what it keeps of an answer."""
+    return str(message_id)
 
 
 def _title_of(text: str) -> str:

@@ -25,6 +25,8 @@ GAUGES = {
     "shared": "Blocks in more than one table",
     "saved": "Blocks that sharing saves",
     "num_blocks": "Blocks in the pool",
+    "leases": "Answers whose blocks are kept between turns",
+    "leased": "Blocks that only those hold",
     "waste_tokens": "Slots of tables that hold no token",
     "running": "Sequences that are running",
     "waiting": "Sequences that wait",
@@ -34,6 +36,7 @@ COUNTERS = {
     "cached_tokens": "Prompt tokens that were not computed again",
     "generated_tokens": "Tokens drawn",
     "preemptions": "Requests that gave their blocks back to others",
+    "given_up": "Leases whose blocks were given to others",
     "evicted": "Cached blocks that were given to others",
     "steps": "Forward passes",
 }
@@ -60,11 +63,16 @@ class MeteredEngine(EngineClient):
         )
 
     async def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        conversation: str | None = None,
+        lease_ids: list[str] | None = None,
     ) -> AsyncIterator[Event]:
         start = time.perf_counter()
         last: dict[int, float] = {}
-        events = super().generate(prompt_token_ids, params, request_id)
+        events = super().generate(prompt_token_ids, params, request_id, conversation, lease_ids)
         try:
             async for event in events:
                 if isinstance(event, Delta) and event.token_ids:

@@ -229,6 +229,15 @@ class Conversations:
                         (message.conversation,),
                     )
 
+    def subtree(self, message_id: int) -> list[int]:
+        """The ids of a message and of everything under it."""
+        rows = self._db.rows(
+            "WITH RECURSIVE under AS (SELECT ? AS id UNION ALL"
+            " SELECT messages.id FROM messages JOIN under ON messages.parent = under.id) SELECT id FROM under",
+            [message_id],
+        )
+        return [row["id"] for row in rows]
+
     def interrupt_running(self) -> int:
         """Mark what runs as interrupted, with the text it has; the number marked."""
         with self._db.transaction() as connection:
