@@ -21,6 +21,7 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Path, or a name of `localpaged list`.")]
+KvDisk = Annotated[str | None, typer.Option(help="Disk for KV of conversations, such as 10G; 0 keeps none.")]
 KvMemory = Annotated[str | None, typer.Option(help="Memory for KV, such as 2G.")]
 BlockSize = Annotated[int | None, typer.Option(help="Tokens a KV block, 8 to 128 (16).")]
 Device = Annotated[str | None, typer.Option(help="auto or cpu.")]
@@ -68,6 +69,7 @@ def serve(
     dtype: Dtype = None,
     block_size: BlockSize = None,
     kv_cache_memory: KvMemory = None,
+    kv_disk_space: KvDisk = None,
     kv_cache_dtype: KvDtype = None,
     gpu_memory_utilization: GpuMemory = None,
     swap_space: Swap = None,
@@ -191,12 +193,25 @@ def ps(
     api_key: Annotated[str | None, typer.Option(help="The server's key.")] = None,
     json_output: Json = False,
 ) -> None:
-    """Show what a running server does: its model and its pool of blocks."""
+    """Show what a running server does: its model, its pool of blocks, and where each conversation's KV is."""
     from localpaged.config import load_settings
     from localpaged.terminal import fetch_status
 
     settings = load_settings(port=port, api_key=api_key)
-    _show(fetch_status(settings), json_output)
+    status = fetch_status(settings)
+    if json_output:
+        _show(status, json_output)
+        return
+    conversations = status.pop("conversations")
+    _show(status, json_output)
+    if conversations:
+        print(f"\n{'chat':>5}  {'kv':<5} {'tokens':>7} {'blocks':>7} {'private':>7} {'memory':>9} {'disk':>9}  title")
+    for one in conversations:
+        print(
+            f"{one['conversation']:>5}  {one['tier']:<5} {one['num_tokens']:>7} {one['num_blocks']:>7} "
+            f"{one['num_private_blocks']:>7} {_human(one['num_bytes']):>9} {_human(one['num_disk_bytes']):>9}  "
+            f"{one['title']}{' (pinned)' if one['pinned'] else ''}"
+        )
 
 
 @app.command(epilog="Example: localpaged bench --work 4:256:32 --work 8:2000:32 --json")

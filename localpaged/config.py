@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     max_num_seqs: int = Field(64, description="Candidates that run at once.")
     max_num_batched_tokens: int | None = Field(None, description="Token budget of one step.")
     enable_prefix_caching: bool = Field(True, description="Keep and reuse computed prefixes.")
+    kv_disk_space: Size = Field(
+        10 << 30, description="Disk for KV of conversations between turns and runs, such as 10G; 0 keeps none."
+    )
     debug: bool = Field(False, description="Audit the block pool whenever the engine is idle.")
 
     @classmethod
@@ -87,8 +90,11 @@ class Settings(BaseSettings):
             raise SettingError(f"--api-key-file {self.api_key_file} is empty. Write the key into it.")
         return key
 
-    def engine_config(self, path: Path, name: str) -> EngineConfig:
-        """What the engine is started with, for the model at path. Raises SettingError."""
+    def engine_config(self, path: Path, name: str, keeps_kv: bool = False) -> EngineConfig:
+        """What the engine is started with, for the model at path. Raises SettingError.
+
+        keeps_kv: keep the KV of conversations on disk; one process at a time may.
+        """
         if self.kv_cache_dtype not in ("auto", "float32"):
             raise SettingError(f"--kv-cache-dtype {self.kv_cache_dtype} is not available here. Use auto or float32.")
         if self.swap_space > 0:
@@ -108,6 +114,8 @@ class Settings(BaseSettings):
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
+            kv_folder=str(home() / "kv") if keeps_kv else None,
+            kv_disk_space=self.kv_disk_space or 0,
             check_when_idle=self.debug,
         )
 

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +37,22 @@ def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Browser tests last: from the first one on, Playwright keeps an event loop running in this thread."""
     items.sort(key=lambda item: item.get_closest_marker("browser") is not None)
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of byte_model.py's model."""
+    from byte_model import save_byte_model
+
+    folder = tmp_path_factory.mktemp("byte-model")
+    save_byte_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def byte_reference(byte_model: Path) -> Any:
+    """The same model in transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(byte_model, dtype=torch.float32).eval()

@@ -6,39 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import save_model
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from byte_model import BLOCK_SIZE, BYTES_PER_BLOCK, greedy, prompt
 
 from localpaged import LLM, SamplingParams
 from localpaged.engine.llm import RequestOutput
 from localpaged.engine.messages import Delta, Event, Failed, Finished, Generate
 from localpaged.errors import InvalidRequestError, PromptTooLongError
 
-BLOCK_SIZE = 8
-BYTES_PER_BLOCK = 2 * 3 * 2 * 16 * 4 * BLOCK_SIZE
+
+@pytest.fixture(scope="module")
+def folder(byte_model: Path) -> Path:
+    return byte_model
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with a tokenizer whose tokens are bytes."""
-    path = tmp_path_factory.mktemp("model")
-    save_model("llama", path)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = ["<pad>", "<s>", "</s>", *alphabet, *(f"x{i}" for i in range(320 - 259))]
-    tokenizer = Tokenizer(BPE({name: i for i, name in enumerate(names)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
-    tokenizer.save(str(path / "tokenizer.json"))
-    return path
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def reference(byte_reference: Any) -> Any:
+    return byte_reference
 
 
 def make_llm(folder: Path, num_blocks: int = 64, **settings: Any) -> LLM:
@@ -61,19 +44,8 @@ def llm(shared_llm: LLM) -> Iterator[LLM]:
     assert (stats["referenced"], stats["consistent"]) == (0, True)
 
 
-def prompt(length: int, salt: int = 0) -> dict[str, list[int]]:
-    return {"prompt_token_ids": [(i * 37 + salt * 11) % 300 + 3 for i in range(length)]}
-
-
 def tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
     return [[candidate.token_ids for candidate in output.outputs] for output in outputs]
-
-
-def greedy(reference: Any, token_ids: list[int], count: int) -> list[int]:
-    out = reference.generate(
-        torch.tensor([token_ids]), attention_mask=torch.ones(1, len(token_ids)), max_new_tokens=count, do_sample=False
-    )
-    return out[0, len(token_ids) :].tolist()
 
 
 def test_greedy_answers_of_a_mixed_batch_equal_transformers(llm: LLM, reference: Any) -> None:

@@ -1,15 +1,19 @@
 """Builds an engine from its configuration: loads the model, sizes the pool, logs what came of it."""
 
+import hashlib
 import logging
 import time
 from pathlib import Path
 
 import psutil
 
+from localpaged import __version__
 from localpaged.engine.block_pool import BlockPool
 from localpaged.engine.config import EngineConfig
 from localpaged.engine.core import EngineCore, set_threads
 from localpaged.engine.kv_cache_manager import KVCacheManager
+from localpaged.engine.kv_files import KvFiles
+from localpaged.engine.kv_tier import KvTier
 from localpaged.engine.messages import ModelInfo
 from localpaged.engine.runner import ModelRunner
 from localpaged.engine.scheduler import Scheduler
@@ -75,6 +79,10 @@ def build_engine(config: EngineConfig) -> Engine:
         config.check_when_idle,
     )
     runner.warm_up()
+    runner.measure(core.rates)
+    if config.kv_folder is not None and config.kv_disk_space > 0:
+        files = KvFiles(Path(config.kv_folder), _fingerprint(path, config), config.block_size, config.kv_disk_space)
+        core.tier = KvTier(files, scheduler.manager, runner, lambda: core.rates.prefill_tokens_s)
     info = ModelInfo(
         name=config.name or path.stem,
         architecture=model.architecture,
@@ -97,6 +105,20 @@ def build_engine(config: EngineConfig) -> Engine:
             f"--kv-cache-memory {-(-window // config.block_size) * bytes_per_block}",
         )
     return Engine(core, tokenizer, info)
+
+
+def _fingerprint(path: Path, config: EngineConfig) -> str:
+    """A name for everything that KV depends on besides its tokens."""
+    digest = hashlib.blake2b(digest_size=12)
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    for file in files:
+        digest.update(f"{file.name if len(files) > 1 else ''} {file.stat().st_size} ".encode())
+        with file.open("rb") as opened:
+            digest.update(opened.read(1 << 20))
+            opened.seek(max(file.stat().st_size - (1 << 20), 0))
+            digest.update(opened.read())
+    digest.update(f"{config.dtype} {config.block_size} {__version__}".encode())
+    return digest.hexdigest()
 
 
 def describe(info: ModelInfo) -> str:

@@ -7,19 +7,22 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from typing import Literal
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Literal
 
 import msgspec
 
 from localpaged.engine.config import EngineConfig
 from localpaged.engine.messages import (
+    AskEstimate,
     AskResidency,
     AskStats,
     Cancel,
     ChooseLease,
     Command,
     DropLeases,
+    Estimate,
+    Estimated,
     Event,
     Failed,
     Finished,
@@ -33,6 +36,7 @@ from localpaged.engine.messages import (
     Shutdown,
     StartFailed,
     Stats,
+    Warm,
 )
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.engine.wire import HEADER, decode_replies, encode
@@ -58,8 +62,7 @@ class EngineClient:
         self._reading: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._events: dict[str, asyncio.Queue[Event]] = {}
-        self._stats: dict[int, asyncio.Future[dict[str, int | float | str | bool]]] = {}
-        self._residencies: dict[int, asyncio.Future[list[Residency]]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count()
 
     @property
@@ -166,27 +169,41 @@ class EngineClient:
         if self.state == "ready":
             self._send(DropLeases(lease_ids=lease_ids, conversation=conversation))
 
+    def warm(self, conversation: str, token_ids: list[int]) -> None:
+        """Bring a conversation's KV in from disk while its next message is written."""
+        if self.state == "ready":
+            self._send(Warm(conversation, token_ids))
+
     async def residency(self) -> list[Residency]:
-        """What each conversation holds of the pool, the latest used first. Empty when there is no engine."""
+        """What each conversation's KV holds, the latest used first. Empty when there is no engine."""
         if self.state != "ready":
             return []
-        call_id = next(self._ids)
-        answer: asyncio.Future[list[Residency]] = asyncio.get_running_loop().create_future()
-        self._residencies[call_id] = answer
-        self._send(AskResidency(call_id))
-        return await answer
+        values: list[Residency] = await self._call(AskResidency)
+        return values
+
+    async def estimate(
+        self, token_ids: list[int], conversation: str | None, n: int, max_tokens: int | None
+    ) -> Estimate:
+        """What a turn would cost. Raises EngineDeadError when there is no engine to ask."""
+        value: Estimate = await self._call(
+            AskEstimate, token_ids=token_ids, conversation=conversation, n=n, max_tokens=max_tokens
+        )
+        return value
 
     async def stats(self) -> dict[str, int | float | str | bool]:
         """The pool's audit: block_size, num_blocks, free, cached, referenced, shared, waste_tokens, ...
 
         Raises EngineDeadError when there is no engine to ask.
         """
+        values: dict[str, int | float | str | bool] = await self._call(AskStats)
+        return values
+
+    async def _call(self, kind: Callable[..., Command], **fields: Any) -> Any:
         if self.state != "ready":
             raise EngineDeadError(self.start_error or f"The engine is {self.state}.")
         call_id = next(self._ids)
-        answer: asyncio.Future[dict[str, int | float | str | bool]] = asyncio.get_running_loop().create_future()
-        self._stats[call_id] = answer
-        self._send(AskStats(call_id))
+        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        self._send(kind(call_id=call_id, **fields))
         return await answer
 
     async def stop(self) -> None:
@@ -241,16 +258,17 @@ class EngineClient:
             self._settled.set()
         elif isinstance(reply, StartFailed):
             self.start_error = reply.message
-        elif isinstance(reply, Stats):
-            answer = self._stats.pop(reply.call_id, None)
-            if answer is not None and not answer.done():
-                answer.set_result(reply.values)
-        elif isinstance(reply, Residencies):
-            residencies = self._residencies.pop(reply.call_id, None)
-            if residencies is not None and not residencies.done():
-                residencies.set_result(reply.values)
+        elif isinstance(reply, Stats | Residencies):
+            self._answer(reply.call_id, reply.values)
+        elif isinstance(reply, Estimated):
+            self._answer(reply.call_id, reply.value)
         elif reply.request_id in self._events:
             self._events[reply.request_id].put_nowait(reply)
+
+    def _answer(self, call_id: int, value: Any) -> None:
+        answer = self._calls.pop(call_id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(value)
 
     def _on_end(self, code: int) -> None:
         """The process has ended: fail what was running, and leave the rest to the next message."""
@@ -265,12 +283,8 @@ class EngineClient:
             self.state = "dead"
         for request_id, events in self._events.items():
             events.put_nowait(Failed(request_id=request_id, code=EngineDeadError.code, message=message))
-        for answer in self._stats.values():
+        for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(message))
-        self._stats.clear()
-        for residencies in self._residencies.values():
-            if not residencies.done():
-                residencies.set_result([])
-        self._residencies.clear()
+        self._calls.clear()
         self._settled.set()

@@ -8,7 +8,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     kv_cache_memory: bytes for KV; None takes what memory_utilization (a share of the device's memory, for
     weights and KV together) leaves, or what the machine can spare. max_model_len: None takes the
-    model's own window, or what the pool holds if that is less.
+    model's own window, or what the pool holds if that is less. kv_folder: where KV is kept between runs, up to
+    kv_disk_space bytes; None keeps none.
     """
 
     model: str
@@ -22,4 +23,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
+    kv_folder: str | None = None
+    kv_disk_space: int = 0
     check_when_idle: bool = False

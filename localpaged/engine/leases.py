@@ -28,7 +28,10 @@ MOST_REMEMBERED = 4096
 
 @dataclass(slots=True)
 class Lease:
-    """token_ids[:num_computed] have their KV in block_table; the first num_registered_blocks blocks are findable."""
+    """token_ids[:num_computed] have their KV in block_table; the first num_registered_blocks blocks are findable.
+
+    num_shared_tokens: what it has in common with other answers to the same question.
+    """
 
     id: str
     conversation: str
@@ -38,6 +41,7 @@ class Lease:
     num_registered_blocks: int
     used: int
     used_at: float
+    num_shared_tokens: int = 0
     chosen: bool = False
     on_probation: bool = False
 
@@ -67,6 +71,8 @@ class Leases:
         self._clock = itertools.count()
         self._current: str | None = None
         self.num_given_up = 0
+        # Chosen answers that were kept since someone last took note of them.
+        self.fresh: list[Lease] = []
 
     def __len__(self) -> int:
         return sum(map(len, self._by_conversation.values()))
@@ -90,6 +96,7 @@ class Leases:
             sequence.num_registered_blocks,
             next(self._clock),
             time.time(),
+            sequence.num_prompt_tokens if len(sequence.request.sequences) > 1 else 0,
             # A single answer is chosen without being pressed.
             chosen=len(sequence.request.sequences) == 1,
             on_probation=conversation in self._lost,
@@ -97,6 +104,8 @@ class Leases:
         sequence.block_table, sequence.num_computed, sequence.num_registered_blocks = [], 0, 0
         self._by_conversation.setdefault(conversation, {})[lease_id] = lease
         self._current = conversation
+        if lease.chosen:
+            self.fresh.append(lease)
         return lease
 
     def find(self, token_ids: list[int], conversation: str) -> tuple[Lease, int] | None:
@@ -117,11 +126,13 @@ class Leases:
             other.on_probation = False
         lease.used, lease.used_at = next(self._clock), now
 
-    def choose(self, lease_id: str) -> None:
-        """Mark an answer as the one that its conversation goes on from. Unknown ids are ignored."""
+    def choose(self, lease_id: str) -> Lease | None:
+        """Mark an answer as the one that its conversation goes on from; None for one that is not here."""
         for lease in self:
             if lease.id == lease_id:
                 lease.chosen = True
+                return lease
+        return None
 
     def pin(self, conversation: str, pinned: bool) -> None:
         """Let a conversation's leases go after those of all others, or no longer."""

@@ -71,13 +71,41 @@ class DropLeases(msgspec.Struct, tag=True, kw_only=True):
     conversation: str | None = None
 
 
+class Warm(msgspec.Struct, tag=True):
+    """A conversation was opened, whose tokens these are: bring its KV in while the next message is written."""
+
+    conversation: str
+    token_ids: list[int]
+
+
+class AskEstimate(msgspec.Struct, tag=True, kw_only=True):
+    """Ask what a turn would cost: of these tokens, for a conversation, with n answers of up to max_tokens."""
+
+    call_id: int
+    token_ids: list[int]
+    conversation: str | None
+    n: int
+    max_tokens: int | None
+
+
 class AskResidency(msgspec.Struct, tag=True):
     """Ask what each conversation holds."""
 
     call_id: int
 
 
-Command = Generate | Cancel | AskStats | AskResidency | ChooseLease | PinConversation | DropLeases | Shutdown
+Command = (
+    Generate
+    | Cancel
+    | AskStats
+    | AskResidency
+    | AskEstimate
+    | ChooseLease
+    | PinConversation
+    | DropLeases
+    | Warm
+    | Shutdown
+)
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -170,7 +198,10 @@ class Stats(msgspec.Struct, tag=True):
 
 
 class Residency(msgspec.Struct, kw_only=True):
-    """What the leases of one conversation hold. num_tokens: of its longest branch; used_at: seconds since 1970."""
+    """What is there of one conversation's KV.
+
+    num_tokens: in memory, of its longest branch; num_disk_tokens: in files, of all branches; used_at: since 1970, s
+    """
 
     conversation: str
     num_leases: int
@@ -179,6 +210,8 @@ class Residency(msgspec.Struct, kw_only=True):
     num_private_blocks: int
     used_at: float
     pinned: bool = False
+    num_disk_tokens: int = 0
+    num_disk_bytes: int = 0
 
 
 class Residencies(msgspec.Struct, tag=True):
@@ -188,5 +221,32 @@ class Residencies(msgspec.Struct, tag=True):
     values: list[Residency]
 
 
+class Estimate(msgspec.Struct, kw_only=True):
+    """The price of a turn before it is asked for.
+
+    num_cached_tokens: of the prompt, in memory; num_disk_tokens: further ones that would be read from disk
+    num_blocks: at most, beyond what is shared; num_moved_blocks: of these, held for other conversations now
+    first_token_s, total_s: expected, when every answer takes all of max_tokens
+    fits: whether it can run at all
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_disk_tokens: int
+    num_blocks: int
+    num_moved_blocks: int
+    max_tokens: int
+    first_token_s: float
+    total_s: float
+    fits: bool
+
+
+class Estimated(msgspec.Struct, tag=True):
+    """The price that was asked for."""
+
+    call_id: int
+    value: Estimate
+
+
 Event = Admitted | Prefilled | Delta | Finished | Failed
-Reply = Ready | StartFailed | Stats | Residencies | Event
+Reply = Ready | StartFailed | Stats | Residencies | Estimated | Event

@@ -18,12 +18,14 @@ import msgspec
 from localpaged.engine.build import Engine, build_engine
 from localpaged.engine.config import EngineConfig
 from localpaged.engine.messages import (
+    AskEstimate,
     AskResidency,
     AskStats,
     Cancel,
     ChooseLease,
     Command,
     DropLeases,
+    Estimated,
     Generate,
     PinConversation,
     Ready,
@@ -32,6 +34,7 @@ from localpaged.engine.messages import (
     Shutdown,
     StartFailed,
     Stats,
+    Warm,
 )
 from localpaged.engine.wire import decode_commands, encode, receive
 from localpaged.errors import LocalpagedError
@@ -71,6 +74,7 @@ def serve(engine: Engine, commands: "queue.SimpleQueue[Command]", connection: so
         while not commands.empty() or not (core.has_work or replies):
             command = commands.get()
             if isinstance(command, Shutdown):
+                core.close()
                 return
             replies += _carry_out(engine, command)
         if core.has_work:
@@ -89,16 +93,18 @@ def _carry_out(engine: Engine, command: Command) -> Sequence[Reply]:
         case AskStats():
             return [Stats(command.call_id, core.stats())]
         case AskResidency():
-            return [Residencies(command.call_id, core.leases.residency())]
+            return [Residencies(command.call_id, core.residency())]
+        case AskEstimate():
+            price = core.estimate(command.token_ids, command.conversation, command.n, command.max_tokens)
+            return [Estimated(command.call_id, price)]
         case ChooseLease():
-            core.leases.choose(command.lease_id)
+            core.choose(command.lease_id)
+        case Warm():
+            core.warm(command.conversation, command.token_ids)
         case PinConversation():
             core.leases.pin(command.conversation, command.pinned)
         case DropLeases():
-            if command.lease_ids is None:
-                core.leases.drop_conversation(command.conversation)
-            else:
-                core.leases.drop(command.lease_ids)
+            core.drop(command.conversation, command.lease_ids)
         case Shutdown():
             raise AssertionError("serve() ends at Shutdown")
     return []

@@ -215,7 +215,7 @@ class Scheduler:
         budget = self.max_num_batched_tokens - step.num_tokens
         while self.waiting and budget > 0:
             request = self.waiting[0]
-            if num_running + len(request.live) > self.max_num_seqs:
+            if request.held or num_running + len(request.live) > self.max_num_seqs:
                 break
             sequence = request.leader
             # Prompt log-probabilities need every position's logits, so nothing of the prompt is skipped.

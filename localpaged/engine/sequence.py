@@ -101,6 +101,8 @@ class Request:
         self.sequences = [Sequence(self, index) for index in range(params.num_sequences)]
         self.num_cached_tokens: int | None = None
         self.num_preemptions = 0
+        # It waits for KV that is on its way in.
+        self.held = False
         self.prompt_logprobs: list[PositionLogprobs | None] = []
 
     @property

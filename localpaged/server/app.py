@@ -22,7 +22,7 @@ from localpaged.errors import (
     ModelNotFoundError,
     StoreError,
 )
-from localpaged.server import chat_api, login
+from localpaged.server import chat_api, kv_api, login
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
 from localpaged.server.security import Access, SecurityMiddleware
@@ -106,14 +106,9 @@ def create_app(
             return JSONResponse({"status": "dead", "detail": detail}, status_code=503)
         return JSONResponse({"status": "loading"}, status_code=503)
 
-    @app.get("/api/kv")
-    async def kv() -> dict[str, Any]:
-        if engine.state != "ready":
-            raise ModelError("The model is not loaded. Try again when /health answers 200.")
-        return await engine.stats()
-
     app.include_router(login.router(settings.access))
     app.include_router(chat_api.router(engine, store, jobs, tokenizer_provider, settings.is_default_model))
+    app.include_router(kv_api.router(engine, store))
     for router in routers:
         app.include_router(router)
     if page is not None:

@@ -132,12 +132,14 @@ def router(
     async def list_conversations(query: str = "") -> dict[str, Any]:
         hits = await store.do(chats.search, query)
         running = set(jobs.running_conversations())
+        kv = {one.conversation: "host" if one.num_blocks else "disk" for one in await engine.residency()}
         return {
             "conversations": [
                 {
                     **conversation_json(hit.conversation),
                     "snippet": hit.snippet,
                     "running": hit.conversation.id in running,
+                    "kv": kv.get(str(hit.conversation.id), "none"),
                 }
                 for hit in hits
             ],
@@ -151,11 +153,18 @@ def router(
 
     @routes.get("/conversations/{conversation_id}")
     async def get_conversation(conversation_id: int, before: int | None = None) -> dict[str, Any]:
-        return await view(conversation_id, before)
+        """What a conversation shows. Its KV comes in from disk meanwhile, where that is where it is."""
+        shown = await view(conversation_id, before)
+        if before is None and shown["turns"] and not shown["job"]:
+            path = await store.do(chats.path_to, shown["turns"][-1]["message"]["id"])
+            engine.warm(str(conversation_id), branch_token_ids(path))
+        return shown
 
     @routes.patch("/conversations/{conversation_id}")
     async def change_conversation(conversation_id: int, body: ConversationChange) -> dict[str, Any]:
         fields = {name: value for name, value in body.model_dump().items() if value is not None}
+        if body.pinned is not None:
+            engine.pin(str(conversation_id), body.pinned)
         return conversation_json(await store.do(chats.update, conversation_id, **fields))
 
     @routes.delete("/conversations/{conversation_id}")

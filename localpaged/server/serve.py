@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import fcntl
 import logging
+import os
 import signal
 import socket
 import sys
@@ -11,6 +13,7 @@ import webbrowser
 from collections.abc import Awaitable, Callable
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import uvicorn
 from fastapi import FastAPI
@@ -41,11 +44,12 @@ def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = Fal
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     home().mkdir(parents=True, exist_ok=True)
+    lock = lock_home(home(), listener.getsockname()[1])
     store = Store(home() / "chats.db")
     access = Access(settings.host, key, frozenset(settings.allowed_host), frozenset(settings.allowed_origin))
     # uvicorn stops in good order on SIGTERM and then raises it again: that is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    engine = metrics.MeteredEngine(settings.engine_config(model.path, model.name))
+    engine = metrics.MeteredEngine(settings.engine_config(model.path, model.name, keeps_kv=True))
     # The model loads while the page's libraries are imported.
     engine.launch()
     try:
@@ -57,6 +61,7 @@ def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = Fal
         _Server(config, lambda: _announce(address, engine, model, open_browser)).run(sockets=[listener])
     finally:
         engine.kill()
+        lock.close()
     if engine.start_error is not None and engine.info is None:
         raise ModelError(engine.start_error)
 
@@ -79,6 +84,25 @@ def build_app(
     threading.Thread(target=tokenizer, daemon=True).start()
     routers = [openai_api.router(engine, tokenizer, settings.served_model_name), metrics.router(engine)]
     return create_app(engine, store, tokenizer, AppSettings(access, model.embedded), page, routers)
+
+
+def lock_home(folder: Path, port: int) -> IO[str]:
+    """Keep other servers out of a folder for as long as the file stays open. Raises SettingError when one is there."""
+    file = (folder / "server.lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        other = file.read().strip() or "another process"
+        file.close()
+        raise SettingError(
+            f"{folder} is in use by a localpaged server ({other}). Stop that one, or give this one a folder of its own "
+            "with LOCALPAGED_HOME."
+        ) from error
+    file.truncate(0)
+    file.write(f"process {os.getpid()}, port {port}")
+    file.flush()
+    return file
 
 
 def check_model(path: Path) -> None:

@@ -51,6 +51,7 @@ export const choose = (message) => call("POST", `/api/messages/${message}/choose
 export const reopen = (message) => call("POST", `/api/messages/${message}/reopen`, {});
 export const deleteMessages = (ids) => call("POST", "/api/messages/delete", { ids });
 export const stop = (job, candidates = null) => call("POST", `/api/jobs/${job}/stop`, { candidates });
+export const estimate = (turn) => call("GET", `/api/kv/estimate?${new URLSearchParams(turn)}`);
 export const countTokens = (draft) => call("POST", "/api/count", draft);
 
 /** Follow a job to its end; the browser reconnects by itself where it left off. Returns a function that leaves. */

@@ -340,13 +340,9 @@ export class Chat {
 
   countSoon(wait = 250) {
     const parent = this.leaf() ?? this.view?.turns.at(-1)?.message.id ?? null;
-    const draft = {
-      conversation: this.view?.conversation.id ?? null,
-      parent,
-      text: this.composer.area.value,
-      ...(this.view ? {} : { system_prompt: this.settings.systemPrompt }),
-    };
-    this.window.countSoon(draft, wait);
+    const conversation = this.view?.conversation.id ?? null;
+    const draft = { conversation, parent, text: this.composer.area.value };
+    this.window.countSoon(conversation ? draft : { ...draft, system_prompt: this.settings.systemPrompt }, wait);
   }
 
   showKvIn(element) {

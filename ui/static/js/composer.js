@@ -77,8 +77,9 @@ export class Composer {
     this.key = `draft:${conversation}`;
   }
 
-  setPrice(text) {
+  setPrice(text, title = "") {
     this.price.textContent = text;
+    this.price.title = title;
   }
 
   set(text) {

@@ -3,6 +3,13 @@
 import * as api from "./api.js";
 import { count, h, icon, toast } from "./dom.js";
 
+/** Where a conversation's keys and values are, and what that means for its next message. */
+const KEPT = {
+  host: "In memory: the next message computes only what is new",
+  disk: "On disk: read in when it is opened",
+  none: "Not kept: the next message computes it again",
+};
+
 export class ConversationList {
   /** actions: {open(id), fresh(), renamed(conversation), removed(id)}. */
   constructor(actions) {
@@ -85,7 +92,7 @@ export class ConversationList {
     const open = h(
       "button",
       { class: "lp-row-open", type: "button", title, "aria-current": one.id === this.current ? "page" : null, onclick: () => this.actions.open(one.id) },
-      h("i", { class: one.running ? "lp-dot on" : "lp-dot", title: one.running ? "answering" : null }),
+      h("i", { class: `lp-dot ${one.running ? "on" : one.kv}`, title: one.running ? "answering" : KEPT[one.kv] }),
       h("span", { class: "lp-row-text" }, name, one.snippet && !repeats(one.snippet, title) ? snippet(one.snippet) : null),
     );
     const tool = (label, picture, run) =>

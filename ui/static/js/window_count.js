@@ -1,7 +1,7 @@
 // How full the model's window is, and what the next answers may take of the pool before they are asked for.
 
 import * as api from "./api.js";
-import { count } from "./dom.js";
+import { count, seconds } from "./dom.js";
 
 export class WindowCount {
   constructor(header, composer, settings) {
@@ -10,6 +10,7 @@ export class WindowCount {
     this.settings = settings;
     this.counted = null;
     this.kv = null;
+    this.price = null;
   }
 
   /** Count a draft of the API, once the writing pauses for so many ms. */
@@ -29,20 +30,33 @@ export class WindowCount {
     if (this.latest !== draft) return;
     this.counted = counted;
     this.header.setWindow({ ...counted, reply: this.settings.sampling.max_tokens });
-    this.showPrice();
+    await this.estimate(draft);
+  }
+
+  /** What asking for the answers would take, by what is in memory and by the rates that this machine has shown. */
+  async estimate(draft) {
+    const { n, max_tokens: longest } = this.settings.sampling;
+    const turn = { tokens: this.counted.draft ?? 0, n };
+    for (const [name, value] of Object.entries({ conversation: draft.conversation, parent: draft.parent, max_tokens: longest })) {
+      if (value) turn[name] = value;
+    }
+    try {
+      this.price = this.counted.window ? await api.estimate(turn) : null;
+    } catch {
+      this.price = null;
+    }
+    if (this.latest === draft) this.showPrice();
   }
 
   showPrice(kv = this.kv) {
     this.kv = kv;
-    const { window, history: used, draft } = this.counted ?? {};
-    if (!kv || !window) {
+    if (!kv || !this.price) {
       this.composer.setPrice("");
       return;
     }
-    const { n, max_tokens: longest } = this.settings.sampling;
-    const taken = used + (draft ?? 0);
-    const reply = Math.max(0, Math.min(longest ?? window, window - taken));
-    const blocks = Math.ceil(taken / kv.block_size) + n * Math.ceil(reply / kv.block_size);
-    this.composer.setPrice(`at most ${count(blocks)} of ${count(kv.num_blocks)} blocks`);
+    const { num_blocks: blocks, num_moved_blocks: moved, first_token_s: first, total_s: total } = this.price;
+    const moving = moved ? `, ${count(moved)} from other chats` : "";
+    const title = `First token after about ${seconds(first)}${moving}; ${count(kv.num_blocks)} blocks in all`;
+    this.composer.setPrice(`at most ${count(blocks)} blocks${moving} · up to ${seconds(total)}`, title);
   }
 }

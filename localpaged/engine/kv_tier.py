@@ -1,0 +1,192 @@
+"""Moves leases between the pool and disk, beside the engine's steps.
+
+What a conversation goes on from is written as soon as it is chosen, so that a killed process loses nothing but time;
+it is read again when the conversation is opened or asked, where reading is faster than computing by the rates
+measured so far. Files are read and written on a thread of their own; blocks are copied between steps.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localpaged.engine.kv_cache_manager import KVCacheManager
+from localpaged.engine.kv_files import Found, KvFileError, KvFiles
+from localpaged.engine.leases import Lease
+from localpaged.engine.sampling_params import SamplingParams
+from localpaged.engine.sequence import Request
+
+logger = logging.getLogger(__name__)
+
+KV = NDArray[np.float32]
+# Until something was read; a slow disk.
+FIRST_READ_BYTES_S = 500e6
+FLUSH_TIMEOUT_S = 3.0
+
+
+class Blocks(Protocol):
+    """The memory that blocks are in."""
+
+    def read_blocks(self, blocks: list[int]) -> KV: ...
+
+    def write_blocks(self, blocks: list[int], kv: KV) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """KV on its way in. request: the one that waits for it, if there is one."""
+
+    token_ids: list[int]
+    conversation: str
+    parts: "Future[list[KV]]"
+    request: Request | None
+
+
+class KvTier:
+    """Leases of one pool on disk. prefill_tokens_s gives the measured rate of computing."""
+
+    def __init__(
+        self,
+        files: KvFiles,
+        manager: KVCacheManager,
+        memory: Blocks,
+        prefill_tokens_s: Callable[[], float],
+    ) -> None:
+        self.files = files
+        self._manager = manager
+        self._memory = memory
+        self._prefill_tokens_s = prefill_tokens_s
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-files")
+        self._loads: list[Load] = []
+        self._writes: set[Future[bool]] = set()
+        self._written: dict[str, int] = {}
+        self._ids = itertools.count()
+        self.read_bytes_s = FIRST_READ_BYTES_S
+        self.num_loaded_tokens = 0
+
+    @property
+    def loading(self) -> bool:
+        return bool(self._loads)
+
+    def save(self, lease: Lease) -> None:
+        """Write what of a lease is not on disk."""
+        token_ids = lease.token_ids[: lease.num_computed]
+        if self._written.get(lease.id) == len(token_ids):
+            return
+        self._written[lease.id] = len(token_ids)
+        block_size = self._manager.block_size
+        num_stored = self.files.num_stored(token_ids)
+        if num_stored == len(token_ids):
+            return
+        # What other answers to the same question have in common with this one is a file of its own.
+        whole = lease.num_shared_tokens // block_size * block_size
+        edges = [num_stored, *([whole] if num_stored < whole < len(token_ids) else []), len(token_ids)]
+        for start, end in itertools.pairwise(edges):
+            first, last = start // block_size, -(-end // block_size)
+            kv = self._memory.read_blocks(lease.block_table[first:last])
+            write = self._thread.submit(self.files.write, kv, token_ids[:end], start, lease.conversation, lease.id)
+            self._writes.add(write)
+            write.add_done_callback(self._writes.discard)
+
+    def begin_load(self, token_ids: list[int], conversation: str, request: Request | None) -> bool:
+        """Start reading what is on disk of a text and not in memory, where that pays; whether it does."""
+        there = self._manager.find_start(token_ids, conversation).num_tokens
+        found = self._worthwhile(token_ids, there)
+        if found is None:
+            return False
+        if any(load.conversation == conversation and load.request is None for load in self._loads):
+            # Opened a moment ago: the request waits for what is being read already.
+            for load in self._loads:
+                if load.conversation == conversation and load.request is None:
+                    load.request = request
+                    return True
+        parts = self._thread.submit(self._read, found)
+        self._loads.append(Load(token_ids[: found.num_tokens], conversation, parts, request))
+        return True
+
+    def price(self, token_ids: list[int], num_in_memory: int) -> tuple[int, float]:
+        """How many further tokens of a text would be read, and the seconds that this would take."""
+        found = self._worthwhile(token_ids, num_in_memory)
+        if found is None:
+            return 0, 0.0
+        num_tokens = min(found.num_tokens, len(token_ids) - 1)
+        return num_tokens - num_in_memory, found.num_bytes / self.read_bytes_s
+
+    def _worthwhile(self, token_ids: list[int], num_in_memory: int) -> Found | None:
+        """What is on disk of a text, when reading it is faster than computing what is not in memory."""
+        found = self.files.find(token_ids)
+        gained = min(found.num_tokens, len(token_ids) - 1) - num_in_memory
+        if gained < self._manager.block_size:
+            return None
+        return found if found.num_bytes / self.read_bytes_s < gained / self._prefill_tokens_s() else None
+
+    def _read(self, found: Found) -> list[KV]:
+        start = time.perf_counter()
+        parts: list[KV] = []
+        for span, num_blocks in found.parts:
+            try:
+                parts.append(self.files.read(span, num_blocks))
+            except KvFileError:
+                break  # What came before it is as good as ever.
+        elapsed = time.perf_counter() - start
+        if num_bytes := sum(part.nbytes for part in parts):
+            self.read_bytes_s += 0.5 * (num_bytes / max(elapsed, 1e-6) - self.read_bytes_s)
+        return parts
+
+    def install(self, wait_s: float) -> list[Request]:
+        """Put what has been read into the pool; the requests that waited for it."""
+        if self._loads and wait_s:
+            wait([load.parts for load in self._loads], timeout=wait_s, return_when="FIRST_COMPLETED")
+        done = [load for load in self._loads if load.parts.done()]
+        self._loads = [load for load in self._loads if load not in done]
+        for load in done:
+            self._install(load)
+        return [load.request for load in done if load.request is not None]
+
+    def cancel(self, request: Request) -> None:
+        """Let nobody wait for a request's load."""
+        for load in self._loads:
+            if load.request is request:
+                load.request = None
+
+    def _install(self, load: Load) -> None:
+        manager, block_size = self._manager, self._manager.block_size
+        parts = load.parts.result()
+        if not parts:
+            return
+        kv = np.concatenate(parts)
+        num_tokens = min(len(load.token_ids), len(kv) * block_size)
+        lease_id = f"disk:{next(self._ids)}"
+        request = Request(lease_id, load.token_ids[:num_tokens], SamplingParams(), 0, 1)
+        request.conversation, request.lease_ids = load.conversation, [lease_id]
+        sequence = request.sequences[0]
+        # Whole blocks that are in memory by now stay where they are.
+        there = manager.find_prefix(request.prompt_token_ids)
+        manager.adopt_blocks(sequence, there)
+        missing = num_tokens - sequence.num_computed
+        if (
+            manager.num_missing_blocks(sequence, missing)
+            > manager.pool.num_available + manager.leases.num_reclaimable()
+        ):
+            manager.release(sequence)
+            return
+        if manager.allocate(sequence, missing) is None:
+            manager.release(sequence)
+            return
+        first = len(there)
+        self._memory.write_blocks(sequence.block_table[first:], kv[first : len(sequence.block_table)])
+        self.num_loaded_tokens += missing
+        manager.commit(sequence, missing)
+        lease = manager.leases.keep(sequence, lease_id, load.conversation)
+        lease.chosen, lease.on_probation = True, False
+
+    def flush(self) -> None:
+        """Wait a little for what is being written."""
+        wait(set(self._writes), timeout=FLUSH_TIMEOUT_S)
+        self._thread.shutdown(wait=False, cancel_futures=True)

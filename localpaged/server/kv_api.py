@@ -1,0 +1,102 @@
+"""/api/kv: the pool's audit, where each conversation's KV is, and what a turn would cost."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from localpaged.engine.client import EngineClient
+from localpaged.engine.messages import Residency
+from localpaged.errors import InvalidRequestError, ModelError
+from localpaged.server.history import branch_token_ids
+from localpaged.store.message import NotFoundError
+from localpaged.store.store import Store
+
+
+class Pin(BaseModel):
+    pinned: bool
+
+
+def router(engine: EngineClient, store: Store) -> APIRouter:
+    """Everything under /api/kv."""
+    routes = APIRouter(prefix="/api/kv", tags=["kv"])
+    chats = store.conversations
+
+    def check_ready() -> None:
+        if engine.state != "ready":
+            raise ModelError("The model is not loaded. Try again when /health answers 200.")
+
+    @routes.get("")
+    async def kv() -> dict[str, Any]:
+        check_ready()
+        return await engine.stats()
+
+    @routes.get("/conversations")
+    async def conversations() -> dict[str, Any]:
+        """Where each conversation's KV is, the latest used first."""
+        check_ready()
+        bytes_per_block = engine.info.bytes_per_block if engine.info else 0
+        found = []
+        for one in await engine.residency():
+            try:
+                title = (await store.do(chats.get, int(one.conversation))).title
+            except NotFoundError:
+                title = ""
+            found.append({**residency_json(one, bytes_per_block), "title": title})
+        return {"conversations": found}
+
+    @routes.post("/conversations/{conversation_id}/pin")
+    async def pin(conversation_id: int, body: Pin) -> dict[str, Any]:
+        """Let this conversation's KV be the last to give way, or no longer."""
+        check_ready()
+        await store.do(chats.get, conversation_id)
+        engine.pin(str(conversation_id), body.pinned)
+        return {"conversation": conversation_id, "pinned": body.pinned}
+
+    @routes.delete("/conversations/{conversation_id}")
+    async def drop(conversation_id: int) -> dict[str, Any]:
+        """Forget a conversation's KV, in memory and on disk. Its text stays; the next turn computes it again."""
+        check_ready()
+        engine.drop_leases(conversation=str(conversation_id))
+        return {"dropped": conversation_id}
+
+    @routes.delete("/conversations")
+    async def drop_all() -> dict[str, Any]:
+        """Forget the KV of all conversations, in memory and on disk."""
+        check_ready()
+        engine.drop_leases()
+        return {"dropped": "all"}
+
+    @routes.get("/estimate")
+    async def estimate(
+        conversation: int | None = None,
+        parent: int | None = None,
+        tokens: int = 0,
+        n: int = 1,
+        max_tokens: int | None = None,
+    ) -> dict[str, Any]:
+        """The price of a message of so many tokens under an answer (parent), with n answers.
+
+        num_blocks at most, num_moved_blocks of them held for other conversations now; seconds to the first token and
+        until every answer has all of its tokens, by the rates that this machine has shown.
+        """
+        check_ready()
+        for name, value, least in (("tokens", tokens, 0), ("n", n, 1), ("max_tokens", max_tokens, 1)):
+            if value is not None and not least <= value <= 1_000_000:
+                raise InvalidRequestError(f"{name} is {value}; it must be at least {least}.", name)
+        history = branch_token_ids(await store.do(chats.path_to, parent))
+        # What is being written is not known to the token: none of it can be there already.
+        prompt = history + [0] * max(tokens, 0 if history else 1)
+        price = await engine.estimate(prompt, None if conversation is None else str(conversation), n, max_tokens)
+        fields: dict[str, Any] = msgspec.to_builtins(price)
+        return {**fields, "first_token_s": round(price.first_token_s, 3), "total_s": round(price.total_s, 3)}
+
+    return routes
+
+
+def residency_json(one: Residency, bytes_per_block: int) -> dict[str, Any]:
+    """A conversation's residency; tier: "host" for the pool of a CPU engine, "disk", or "none"."""
+    fields: dict[str, Any] = msgspec.to_builtins(one)
+    tier = "host" if one.num_blocks else "disk" if one.num_disk_tokens else "none"
+    return {**fields, "tier": tier, "num_bytes": one.num_blocks * bytes_per_block}

@@ -1,0 +1,165 @@
+"""KV on disk: what is found, shared, dropped, and what becomes of files that are not what they were."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localpaged.engine.kv_files import Found, KvFileError, KvFiles
+
+BLOCK = 4
+
+
+def kv_of(token_ids: list[int], start: int = 0) -> np.ndarray:
+    """Blocks in which each slot holds its token; [blocks, 1, 2, 1, BLOCK, 1]."""
+    own = token_ids[start:]
+    padded = own + [-1] * (-len(own) % BLOCK)
+    slots = np.asarray(padded, dtype=np.float32).reshape(-1, 1, 1, 1, BLOCK, 1)
+    return np.ascontiguousarray(np.repeat(slots, 2, axis=2))
+
+
+def store(files: KvFiles, token_ids: list[int], conversation: str = "c", lease: str = "l") -> None:
+    stored = files.num_stored(token_ids)
+    if stored < len(token_ids):
+        assert files.write(kv_of(token_ids, stored), token_ids, stored, conversation, lease)
+
+
+def read(files: KvFiles, found: Found) -> list[int]:
+    slots = [files.read(span, count)[:, 0, 0, 0, :, 0].ravel() for span, count in found.parts]
+    return np.concatenate(slots)[: found.num_tokens].astype(int).tolist() if slots else []
+
+
+def open_files(folder: Path, most: int = 1 << 30, fingerprint: str = "model") -> KvFiles:
+    return KvFiles(folder, fingerprint, BLOCK, most)
+
+
+def test_what_was_written_is_found_to_the_token_by_the_next_process(tmp_path: Path) -> None:
+    text = list(range(50, 64))
+    store(open_files(tmp_path), text)
+    files = open_files(tmp_path)
+    found = files.find([*text, 1, 2])
+    assert found.num_tokens == 14
+    assert read(files, found) == text
+    assert files.find(text[:10]).num_tokens == 8
+    assert files.find([1, *text]).num_tokens == 0
+
+
+def test_branches_store_what_they_share_once(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    prompt = list(range(40))
+    store(files, prompt)
+    alone = files.num_bytes
+    for answer in range(4):
+        store(files, [*prompt, *(100 * answer + i for i in range(1, 9))])
+    assert len(files.spans()) == 5
+    assert files.num_bytes - alone < 4 * alone
+    for answer in range(4):
+        text = [*prompt, *(100 * answer + i for i in range(1, 9))]
+        assert read(files, files.find(text)) == text
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "foreign"])
+def test_a_damaged_file_is_dropped_and_what_follows_it_too(tmp_path: Path, damage: str) -> None:
+    files = open_files(tmp_path)
+    text = list(range(24))
+    store(files, text[:8])
+    store(files, text[:16])
+    store(files, text)
+    path = files.find(text).parts[1][0].path
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-3] ^= 1
+    new = {"cut": content[:-8], "flip": content, "empty": b"", "foreign": b"not KV at all"}[damage]
+    path.write_bytes(new)
+    if damage == "flip":
+        found = files.find(text)
+        with pytest.raises(KvFileError, match="checksum"):
+            files.read(*found.parts[1])
+    else:
+        files = open_files(tmp_path)
+    assert not path.exists()
+    assert read(files, files.find(text)) == text[:8]
+
+
+def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    (files.folder / "ab.1234").write_bytes(b"half")
+    open_files(tmp_path)
+    assert list(files.folder.iterdir()) == []
+
+
+def test_another_model_finds_nothing(tmp_path: Path) -> None:
+    store(open_files(tmp_path), list(range(16)))
+    assert open_files(tmp_path, fingerprint="other").find(list(range(16))).num_tokens == 0
+
+
+def test_the_least_recently_used_leaves_go_when_there_is_no_room(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    texts = [[1000 * i + j for j in range(16)] for i in range(4)]
+    for place, text in enumerate(texts):
+        store(files, text)
+        files.find(text).parts[0][0].used = place
+    size = files.num_bytes // 4
+    files.find(texts[0]).parts[0][0].used = 10
+    files.most_bytes = 3 * size + size // 2
+    store(files, [7] * 16)
+    assert [files.find(text).num_tokens > 0 for text in texts] == [True, False, False, True]
+
+
+def test_a_full_disk_costs_nothing_but_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = open_files(tmp_path)
+    text = list(range(16))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("localpaged.engine.kv_files.save_file", full)
+        assert not files.write(kv_of(text), text, 0, "c", "l")
+    assert not files.write(kv_of(text), text, 0, "c", "l")  # Not asked again at once.
+    assert files.find(text).num_tokens == 0
+    assert list(files.folder.iterdir()) == []
+
+
+def test_deleting_a_conversation_or_a_branch_deletes_its_files(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    common = list(range(8))
+    store(files, common, "a", "a1")
+    store(files, [*common, 1, 2, 3, 4], "a", "a2")
+    store(files, [*common, 5, 6, 7, 8], "b", "b1")
+    files.drop_leases(["a2"])
+    assert len(files.spans()) == 2
+    files.drop_conversation("a")
+    assert files.find([*common, 5, 6, 7, 8]).num_tokens == 12  # "b" still needs the beginning
+    files.drop_conversation("b")
+    files.drop_conversation("a")
+    assert list(files.folder.iterdir()) == []
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=25, deadline=None)
+def test_random_trees_are_read_as_they_were_written(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Append, branch, prune, restart, evict: whatever is found holds exactly the tokens that were asked for."""
+    rng = random.Random(seed)
+    folder = tmp_path_factory.mktemp("kv")
+    files = open_files(folder)
+    texts: list[list[int]] = [[]]
+    for step in range(40):
+        match rng.randrange(6):
+            case 0:
+                files = open_files(folder)
+            case 1:
+                files.drop_leases([str(rng.randrange(40))])
+            case 2:
+                files.most_bytes = rng.choice([1 << 30, 12_000])
+            case _:
+                base = rng.choice(texts)
+                text = [*base[: rng.randint(0, len(base))], *(rng.randrange(2) for _ in range(rng.randint(1, 9)))]
+                texts.append(text)
+                store(files, text, str(rng.randrange(3)), str(step))
+        for text in texts:
+            found = files.find(text)
+            assert read(files, found) == text[: found.num_tokens]

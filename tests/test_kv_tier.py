@@ -1,0 +1,181 @@
+"""Conversations that go on after a restart, a kill, or having had to give way: from disk, with the same answers."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from byte_model import BYTES_PER_BLOCK, greedy, prompt
+
+from localpaged import LLM, SamplingParams
+from localpaged.engine.core import EngineCore
+from localpaged.engine.messages import Delta, Finished, Generate
+
+ANSWER = 13
+
+
+def start(model: Path, kv: Path, num_blocks: int = 64) -> EngineCore:
+    llm = LLM(
+        str(model),
+        block_size=8,
+        dtype="float32",
+        kv_cache_memory=num_blocks * BYTES_PER_BLOCK,
+        kv_folder=str(kv),
+        kv_disk_space=1 << 30,
+        check_when_idle=True,
+    )
+    core = llm._engine.core
+    assert core.tier is not None
+    core.tier.read_bytes_s = 1e15  # Reading always pays, whatever this machine is busy with.
+    return core
+
+
+def turn(
+    core: EngineCore, name: str, token_ids: list[int], conversation: str = "c", n: int = 1
+) -> tuple[list[Any], int]:
+    """One greedy turn that keeps its answers; the answers, and how many tokens were not computed."""
+    command = Generate(
+        request_id=name,
+        prompt_token_ids=token_ids,
+        params=SamplingParams(n=n, temperature=0, max_tokens=ANSWER, ignore_eos=True),
+        conversation=conversation,
+        lease_ids=[f"{name}-{index}" for index in range(n)],
+    )
+    assert not core.submit(command)
+    answers: list[list[int]] = [[] for _ in range(n)]
+    for _ in range(500):
+        for event in core.step():
+            if isinstance(event, Delta):
+                answers[event.index] += event.token_ids
+            if isinstance(event, Finished):
+                return answers, event.num_cached_tokens
+    raise AssertionError("it does not end")
+
+
+def converse(core: EngineCore, conversation: str = "c", salt: int = 0) -> list[int]:
+    """Two turns, the first with a choice among three; all tokens of the branch."""
+    history: list[int] = prompt(45, salt)["prompt_token_ids"]
+    answers, _ = turn(core, f"{conversation}1", history, conversation, n=3)
+    core.choose(f"{conversation}1-1")
+    history = history + answers[1] + [31, 32, 33]
+    (answer,), _ = turn(core, f"{conversation}2", history, conversation)
+    return history + answer
+
+
+def test_after_a_restart_nothing_is_computed_again_and_the_answer_is_the_same(
+    byte_model: Path,
+    byte_reference: Any,
+    tmp_path: Path,
+) -> None:
+    core = start(byte_model, tmp_path)
+    history = converse(core)
+    core.close()
+    core = start(byte_model, tmp_path)
+    question = [*history, 41, 42]
+    (answer,), cached = turn(core, "later", question)
+    assert cached == len(history) - 1
+    assert answer == greedy(byte_reference, question, ANSWER)
+
+
+def test_opening_brings_it_in_before_the_message_comes(byte_model: Path, tmp_path: Path) -> None:
+    core = start(byte_model, tmp_path)
+    history = converse(core)
+    core.close()
+    core = start(byte_model, tmp_path)
+    core.warm("c", history)
+    while core.has_work:
+        core.step()
+    assert core.leases.residency()[0].num_tokens == len(history) - 1
+    assert turn(core, "later", [*history, 41])[1] == len(history) - 1
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_missing_or_damaged_file_is_computed_again(
+    byte_model: Path,
+    byte_reference: Any,
+    tmp_path: Path,
+    place: int,
+) -> None:
+    core = start(byte_model, tmp_path)
+    history = converse(core)
+    core.close()
+    files = sorted(tmp_path.rglob("*.safetensors"))
+    assert len(files) == 3  # the question, the chosen answer, the second turn
+    content = bytearray(files[place].read_bytes())
+    content[-1] ^= 255
+    files[place].write_bytes(content)
+    core = start(byte_model, tmp_path)
+    question = [*history, 41, 42]
+    (answer,), cached = turn(core, "later", question)
+    assert cached < len(history) - 1
+    assert answer == greedy(byte_reference, question, ANSWER)
+
+
+def test_what_had_to_give_way_comes_back_from_disk(byte_model: Path, byte_reference: Any, tmp_path: Path) -> None:
+    """Six conversations in a pool that holds two."""
+    core = start(byte_model, tmp_path, num_blocks=30)
+    histories = {name: converse(core, name, salt) for salt, name in enumerate("abcdef")}
+    assert core.leases.num_given_up > 0
+    for name, history in histories.items():
+        question = [*history, 41, 42]
+        (answer,), cached = turn(core, f"{name}3", question, name)
+        assert cached == len(history) - 1, name
+        assert answer == greedy(byte_reference, question, ANSWER)
+
+
+def test_cancelling_while_it_is_read_leaves_nothing_behind(byte_model: Path, tmp_path: Path) -> None:
+    core = start(byte_model, tmp_path)
+    history = converse(core)
+    core.close()
+    core = start(byte_model, tmp_path)
+    command = Generate(
+        request_id="r",
+        prompt_token_ids=[*history, 1],
+        params=SamplingParams(max_tokens=5),
+        conversation="c",
+        lease_ids=["r-0"],
+    )
+    assert not core.submit(command)
+    core.cancel("r")
+    while core.has_work:
+        core.step()
+    core.drop("c")
+    core.check()
+    assert core.pool.num_referenced == 0
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from test_kv_tier import start, turn
+core = start(Path(sys.argv[1]), Path(sys.argv[2]))
+history = [(i * 37) % 300 + 3 for i in range(30)]
+for number in range(1000):
+    (answer,), _ = turn(core, f"t{number}", history, "c")
+    history = [*history, *answer, 5, 6]
+    print(*history, flush=True)
+    if len(history) > 440:
+        break
+"""
+
+
+@pytest.mark.slow
+def test_killed_while_it_writes_it_never_answers_wrongly(byte_model: Path, byte_reference: Any, tmp_path: Path) -> None:
+    found = []
+    for attempt in range(4):
+        kv = tmp_path / str(attempt)
+        command = [sys.executable, "-c", KILLED, str(byte_model), str(kv), str(Path(__file__).parent)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(2 + 3 * attempt)]
+            process.kill()
+        history = [int(word) for word in lines[-1].split()]
+        core = start(byte_model, kv)
+        (answer,), cached = turn(core, "after", history)
+        found.append(cached)
+        assert answer == greedy(byte_reference, history, ANSWER)
+        core.check()
+    assert max(found) > 0
