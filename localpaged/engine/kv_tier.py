@@ -186,7 +186,11 @@ class KvTier:
         lease = manager.leases.keep(sequence, lease_id, load.conversation)
         lease.chosen, lease.on_probation = True, False
 
-    def flush(self) -> None:
+    def flush_writes(self) -> None:
         """Wait a little for what is being written."""
         wait(set(self._writes), timeout=FLUSH_TIMEOUT_S)
+
+    def flush(self) -> None:
+        """Finish what is being written, if it takes no longer than a little, and end."""
+        self.flush_writes()
         self._thread.shutdown(wait=False, cancel_futures=True)
