@@ -146,6 +146,37 @@ def test_cancelling_while_it_is_read_leaves_nothing_behind(byte_model: Path, tmp
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+def test_forgetting_while_it_is_read_forgets_it(byte_model: Path, tmp_path: Path) -> None:
+    core = start(byte_model, tmp_path)
+    history = converse(core)
+    core.close()
+    core = start(byte_model, tmp_path)
+    core.warm("c", history)
+    core.drop("c")
+    while core.has_work:
+        core.step()
+    assert core.pool.num_referenced == 0
+    assert core.residency() == []
+
+
+def test_what_cannot_be_read_is_computed(
+    byte_model: Path, byte_reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = start(byte_model, tmp_path)
+    history = converse(core)
+    core.close()
+    core = start(byte_model, tmp_path)
+    assert core.tier is not None
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(core.tier.files, "read", fail)
+    (answer,), cached = turn(core, "later", [*history, 41])
+    assert cached == 0
+    assert answer == greedy(byte_reference, [*history, 41], ANSWER)
+
+
 KILLED = """
 import sys
 from pathlib import Path

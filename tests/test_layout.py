@@ -26,6 +26,7 @@ WITHOUT_TORCH = (
     "block_pool",
     "sequence",
     "kv_cache_manager",
+    "leases",
     "scheduler",
     "messages",
     "sampling_params",

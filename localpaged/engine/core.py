@@ -177,7 +177,7 @@ class EngineCore:
         if lease_ids is None:
             self.leases.drop_conversation(conversation)
             if self.tier is not None:
-                self.tier.files.drop_conversation(conversation)
+                self.tier.drop(conversation)
         else:
             self.leases.drop(lease_ids)
             if self.tier is not None:

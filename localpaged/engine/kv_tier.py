@@ -146,8 +146,18 @@ class KvTier:
         done = [load for load in self._loads if load.parts.done()]
         self._loads = [load for load in self._loads if load not in done]
         for load in done:
-            self._install(load)
+            if (error := load.parts.exception()) is not None:
+                logger.error("KV could not be read and is computed again: %r", error)
+            else:
+                self._install(load)
         return [load.request for load in done if load.request is not None]
+
+    def drop(self, conversation: str | None) -> None:
+        """Forget a conversation, or all of them: its files, and what is on its way in."""
+        for load in self._loads:
+            if conversation in (None, load.conversation):
+                load.token_ids = []
+        self.files.drop_conversation(conversation)
 
     def cancel(self, request: Request) -> None:
         """Let nobody wait for a request's load."""
@@ -158,7 +168,7 @@ class KvTier:
     def _install(self, load: Load) -> None:
         manager, block_size = self._manager, self._manager.block_size
         parts = load.parts.result()
-        if not parts:
+        if not parts or not load.token_ids:
             return
         kv = np.concatenate(parts)
         num_tokens = min(len(load.token_ids), len(kv) * block_size)

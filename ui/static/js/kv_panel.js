@@ -33,17 +33,20 @@ export class KvPanel {
     this.map.hidden = false;
     const total = stats.num_blocks || 1;
     const referenced = stats.referenced ?? 0;
-    const shared = Math.min(stats.shared ?? 0, referenced);
+    const kept = stats.leased ?? 0; // held for conversations alone, until someone needs the room
+    const running = referenced - kept;
+    const shared = Math.min(stats.shared ?? 0, running);
     const cached = stats.cached ?? 0;
-    const percent = (100 * referenced) / total;
+    const percent = (100 * running) / total;
     const rounded = percent > 0 && percent < 10 ? percent.toFixed(1) : Math.round(percent);
     this.big.textContent = `${rounded} % of ${count(total)} blocks`;
-    const tokens = referenced * stats.block_size;
+    const tokens = running * stats.block_size;
     const waste = tokens ? `waste ${((100 * (stats.waste_tokens ?? 0)) / tokens).toFixed(1)} %` : "no waste";
     this.sub.textContent = `${count(stats.block_size)} tokens each · ${bytes(stats.bytes_per_block ?? 0)} · ${waste}`;
     const kinds = [
       ["shared", "shared", shared],
-      ["private", "private", referenced - shared],
+      ["private", "private", running - shared],
+      ["kept", "kept for chats", kept],
       ["cached", "cached", cached],
       ["free", "free", Math.max(0, total - referenced - cached)],
     ];
@@ -59,8 +62,9 @@ export class KvPanel {
     );
     const pool = [
       ["KV memory", bytes(total * (stats.bytes_per_block ?? 0))],
-      ["in use", bytes(referenced * (stats.bytes_per_block ?? 0))],
-      ["room for", `${count((total - referenced) * stats.block_size)} tokens`],
+      ["in use", bytes(running * (stats.bytes_per_block ?? 0))],
+      ["kept for chats", `${bytes(kept * (stats.bytes_per_block ?? 0))}, on disk ${bytes(stats.disk_bytes ?? 0)}`],
+      ["room for", `${count((total - running) * stats.block_size)} tokens`],
     ];
     if (stats.running !== undefined) pool.push(["running · waiting", `${count(stats.running)} · ${count(stats.waiting ?? 0)}`]);
     list(this.pool, pool);
