@@ -5,7 +5,17 @@ from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 from localpaged.engine.client import EngineClient
-from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, ModelInfo, Prefilled, Residency
+from localpaged.engine.messages import (
+    Admitted,
+    Delta,
+    Estimate,
+    Event,
+    Failed,
+    Finished,
+    ModelInfo,
+    Prefilled,
+    Residency,
+)
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import ModelError
 
@@ -204,6 +214,22 @@ class FakeEngine(EngineClient):
 
     async def cancel(self, request_id: str, index: int | None = None) -> None:
         self.cancelled.append((request_id, index))
+
+    async def estimate(
+        self, token_ids: list[int], conversation: str | None, n: int, max_tokens: int | None
+    ) -> Estimate:
+        longest = max_tokens or 512
+        return Estimate(
+            num_prompt_tokens=len(token_ids),
+            num_cached_tokens=0,
+            num_disk_tokens=0,
+            num_blocks=-(-len(token_ids) // self.block_size) + n * -(-longest // self.block_size),
+            num_moved_blocks=0,
+            max_tokens=longest,
+            first_token_s=0.2,
+            total_s=0.2 + 0.01 * longest,
+            fits=True,
+        )
 
     async def residency(self) -> list[Residency]:
         return []
