@@ -46,7 +46,7 @@ def bench_turns(model: str | None, peers: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         llm = LLM(model, max_model_len=8192, kv_folder=folder, kv_disk_space=8 << 30, kv_cache_memory=3 << 30)
         core = llm._engine.core
-        assert core.tier is not None
+        assert core.sessions.tier is not None
         names = iter(range(10**6))
 
         def turn(tokens: list[int], conversation: str, lease: str) -> tuple[float, int]:
@@ -82,7 +82,7 @@ def bench_turns(model: str | None, peers: Path | None) -> None:
             conversation = f"c{context}"
             times: dict[str, list[tuple[float, int]]] = {"computed": [], "memory": [], "disk": []}
             times["computed"].append(turn(history, conversation, f"{conversation}-history"))
-            core.tier.flush_writes()
+            core.sessions.tier.flush_writes()
             for i in range(5):
                 new = token_ids(NEW_TOKENS, context + 1 + i)
                 times["memory"].append(turn(history + new, conversation, f"{conversation}-{i}"))
@@ -90,7 +90,7 @@ def bench_turns(model: str | None, peers: Path | None) -> None:
                 forget()
                 new = token_ids(NEW_TOKENS, context + 20 + i)
                 times["disk"].append(turn(history + new, conversation, f"{conversation}-{20 + i}"))
-                core.tier.flush_writes()
+                core.sessions.tier.flush_writes()
             for kv, found in times.items():
                 say(
                     what="turn",

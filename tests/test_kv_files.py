@@ -96,6 +96,17 @@ def test_another_model_finds_nothing(tmp_path: Path) -> None:
     assert open_files(tmp_path, fingerprint="other").find(list(range(16))).num_tokens == 0
 
 
+def test_what_other_models_left_goes_when_all_is_too_much(tmp_path: Path) -> None:
+    text = list(range(16))
+    for name in ("old", "older"):
+        store(open_files(tmp_path, fingerprint=name), text)
+    size = open_files(tmp_path, fingerprint="old").num_bytes
+    store(open_files(tmp_path), text)
+    files = open_files(tmp_path, most=2 * size)
+    assert files.find(text).num_tokens == 16
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_the_least_recently_used_leaves_go_when_there_is_no_room(tmp_path: Path) -> None:
     files = open_files(tmp_path)
     texts = [[1000 * i + j for j in range(16)] for i in range(4)]

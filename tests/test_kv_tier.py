@@ -26,8 +26,8 @@ def start(model: Path, kv: Path, num_blocks: int = 64) -> EngineCore:
         check_when_idle=True,
     )
     core = llm._engine.core
-    assert core.tier is not None
-    core.tier.read_bytes_s = 1e15  # Reading always pays, whatever this machine is busy with.
+    assert core.sessions.tier is not None
+    core.sessions.tier.read_bytes_s = 1e15  # Reading always pays, whatever this machine is busy with.
     return core
 
 
@@ -57,7 +57,7 @@ def converse(core: EngineCore, conversation: str = "c", salt: int = 0) -> list[i
     """Two turns, the first with a choice among three; all tokens of the branch."""
     history: list[int] = prompt(45, salt)["prompt_token_ids"]
     answers, _ = turn(core, f"{conversation}1", history, conversation, n=3)
-    core.choose(f"{conversation}1-1")
+    core.sessions.choose(f"{conversation}1-1")
     history = history + answers[1] + [31, 32, 33]
     (answer,), _ = turn(core, f"{conversation}2", history, conversation)
     return history + answer
@@ -70,7 +70,7 @@ def test_after_a_restart_nothing_is_computed_again_and_the_answer_is_the_same(
 ) -> None:
     core = start(byte_model, tmp_path)
     history = converse(core)
-    core.close()
+    core.sessions.close()
     core = start(byte_model, tmp_path)
     question = [*history, 41, 42]
     (answer,), cached = turn(core, "later", question)
@@ -81,9 +81,9 @@ def test_after_a_restart_nothing_is_computed_again_and_the_answer_is_the_same(
 def test_opening_brings_it_in_before_the_message_comes(byte_model: Path, tmp_path: Path) -> None:
     core = start(byte_model, tmp_path)
     history = converse(core)
-    core.close()
+    core.sessions.close()
     core = start(byte_model, tmp_path)
-    core.warm("c", history)
+    core.sessions.warm("c", history)
     while core.has_work:
         core.step()
     assert core.leases.residency()[0].num_tokens == len(history) - 1
@@ -99,7 +99,7 @@ def test_a_missing_or_damaged_file_is_computed_again(
 ) -> None:
     core = start(byte_model, tmp_path)
     history = converse(core)
-    core.close()
+    core.sessions.close()
     files = sorted(tmp_path.rglob("*.safetensors"))
     assert len(files) == 3  # the question, the chosen answer, the second turn
     content = bytearray(files[place].read_bytes())
@@ -127,7 +127,7 @@ def test_what_had_to_give_way_comes_back_from_disk(byte_model: Path, byte_refere
 def test_cancelling_while_it_is_read_leaves_nothing_behind(byte_model: Path, tmp_path: Path) -> None:
     core = start(byte_model, tmp_path)
     history = converse(core)
-    core.close()
+    core.sessions.close()
     core = start(byte_model, tmp_path)
     command = Generate(
         request_id="r",
@@ -140,7 +140,7 @@ def test_cancelling_while_it_is_read_leaves_nothing_behind(byte_model: Path, tmp
     core.cancel("r")
     while core.has_work:
         core.step()
-    core.drop("c")
+    core.sessions.drop("c")
     core.check()
     assert core.pool.num_referenced == 0
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -149,14 +149,14 @@ def test_cancelling_while_it_is_read_leaves_nothing_behind(byte_model: Path, tmp
 def test_forgetting_while_it_is_read_forgets_it(byte_model: Path, tmp_path: Path) -> None:
     core = start(byte_model, tmp_path)
     history = converse(core)
-    core.close()
+    core.sessions.close()
     core = start(byte_model, tmp_path)
-    core.warm("c", history)
-    core.drop("c")
+    core.sessions.warm("c", history)
+    core.sessions.drop("c")
     while core.has_work:
         core.step()
     assert core.pool.num_referenced == 0
-    assert core.residency() == []
+    assert core.sessions.residency() == []
 
 
 def test_what_cannot_be_read_is_computed(
@@ -164,14 +164,14 @@ def test_what_cannot_be_read_is_computed(
 ) -> None:
     core = start(byte_model, tmp_path)
     history = converse(core)
-    core.close()
+    core.sessions.close()
     core = start(byte_model, tmp_path)
-    assert core.tier is not None
+    assert core.sessions.tier is not None
 
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(core.tier.files, "read", fail)
+    monkeypatch.setattr(core.sessions.tier.files, "read", fail)
     (answer,), cached = turn(core, "later", [*history, 41])
     assert cached == 0
     assert answer == greedy(byte_reference, [*history, 41], ANSWER)

@@ -82,7 +82,7 @@ def build_engine(config: EngineConfig) -> Engine:
     runner.measure(core.rates)
     if config.kv_folder is not None and config.kv_disk_space > 0:
         files = KvFiles(Path(config.kv_folder), _fingerprint(path, config), config.block_size, config.kv_disk_space)
-        core.tier = KvTier(files, scheduler.manager, runner, lambda: core.rates.prefill_tokens_s)
+        core.sessions.tier = KvTier(files, scheduler.manager, runner, lambda: core.rates.prefill_tokens_s)
     info = ModelInfo(
         name=config.name or path.stem,
         architecture=model.architecture,

@@ -18,32 +18,28 @@ from localpaged.engine.beam_search import BeamSearch
 from localpaged.engine.block_pool import BlockPool
 from localpaged.engine.detokenizer import Detokenizer
 from localpaged.engine.kv_cache_manager import KVCacheManager
-from localpaged.engine.kv_tier import KvTier
 from localpaged.engine.leases import Leases
 from localpaged.engine.messages import (
     Admitted,
     Delta,
-    Estimate,
     Event,
     Failed,
     Finished,
     Generate,
     PositionLogprobs,
     Prefilled,
-    Residency,
 )
 from localpaged.engine.rates import Rates
 from localpaged.engine.runner import ModelRunner
 from localpaged.engine.sampler import Sample, position_logprobs, sample
 from localpaged.engine.scheduler import Chunk, Scheduler, Step
 from localpaged.engine.sequence import Phase, Request, Sequence
+from localpaged.engine.sessions import Sessions
 from localpaged.errors import InvalidRequestError, LocalpagedError
 
 logger = logging.getLogger(__name__)
 
 LOGITS_ROWS = 64
-# How long a step waits for KV on its way in, when there is nothing else to do.
-LOAD_WAIT_S = 0.02
 
 
 @dataclass(slots=True)
@@ -90,8 +86,8 @@ class EngineCore:
         self.eos_token_ids = eos_token_ids
         self.vocab_size = vocab_size
         self.check_when_idle = check_when_idle
-        self.tier: KvTier | None = None
         self.rates = Rates()
+        self.sessions = Sessions(scheduler, self.rates)
         self.jobs: dict[str, Job] = {}
         self.num_steps = 0
         self.num_prompt_tokens = 0
@@ -101,7 +97,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or (self.tier is not None and self.tier.loading)
+        return self.scheduler.has_work or self.sessions.loading
 
     def submit(self, command: Generate) -> list[Event]:
         """Take a request; events tell of one that is refused."""
@@ -125,8 +121,7 @@ class EngineCore:
             return []
         events: list[Event] = []
         ranked = job.request.params.needs_ranking
-        if self.tier is not None and job.request.held:
-            self.tier.cancel(job.request)
+        self.sessions.cancel(job.request)
         live = [s for s in job.request.live if index is None or s.index == index or ranked]
         deltas = [self._delta(job, sequence, [], None) for sequence in live]
         self.scheduler.cancel(job.request, None if ranked else index)
@@ -139,9 +134,7 @@ class EngineCore:
 
     def step(self) -> list[Event]:
         """Run one step of the model. A step that fails ends the requests in it, and only those."""
-        if self.tier is not None and self.tier.loading:
-            for request in self.tier.install(0 if self.scheduler.running else LOAD_WAIT_S):
-                request.held = False
+        self.sessions.install()
         start = time.perf_counter()
         step = self.scheduler.schedule()
         events: list[Event] = [self._tell_admitted(request) for request in self.scheduler.admitted]
@@ -156,91 +149,10 @@ class EngineCore:
         self.num_steps += 1
         self.busy_s += elapsed
         self.rates.observe(len(step.decodes), step.num_tokens - len(step.decodes), elapsed)
-        self._save_fresh()
+        self.sessions.save_fresh()
         if self.check_when_idle and not self.has_work:
             self.check()
         return events
-
-    def choose(self, lease_id: str) -> None:
-        """Note which answer a conversation goes on from; it is worth keeping."""
-        lease = self.leases.choose(lease_id)
-        if lease is not None and self.tier is not None:
-            self.tier.save(lease)
-
-    def warm(self, conversation: str, token_ids: list[int]) -> None:
-        """Bring in what is on disk of a conversation that was opened."""
-        if self.tier is not None and token_ids:
-            self.tier.begin_load(token_ids, conversation, None)
-
-    def drop(self, conversation: str | None = None, lease_ids: list[str] | None = None) -> None:
-        """Forget the KV of some answers, of a conversation, or with neither of all, in memory and on disk."""
-        if lease_ids is None:
-            self.leases.drop_conversation(conversation)
-            if self.tier is not None:
-                self.tier.drop(conversation)
-        else:
-            self.leases.drop(lease_ids)
-            if self.tier is not None:
-                self.tier.files.drop_leases(lease_ids)
-
-    def residency(self) -> list[Residency]:
-        """What is there of each conversation's KV, the latest used first."""
-        found = {one.conversation: one for one in self.leases.residency()}
-        for span in self.tier.files.spans() if self.tier is not None else []:
-            pinned = self.leases.is_pinned(span.conversation)
-            nothing = Residency(
-                conversation=span.conversation,
-                num_leases=0,
-                num_tokens=0,
-                num_blocks=0,
-                num_private_blocks=0,
-                used_at=span.used,
-                pinned=pinned,
-            )
-            one = found.setdefault(span.conversation, nothing)
-            one.num_disk_tokens += len(span.token_ids)
-            one.num_disk_bytes += span.num_bytes
-            one.used_at = max(one.used_at, span.used)
-        return sorted(found.values(), key=lambda one: -one.used_at)
-
-    def estimate(self, token_ids: list[int], conversation: str | None, n: int, max_tokens: int | None) -> Estimate:
-        """The price of a turn, by what is in memory and on disk and by the rates measured so far."""
-        pool, manager = self.pool, self.manager
-        room = max(self.scheduler.max_model_len - len(token_ids), 0)
-        longest = min(max_tokens or room, room)
-        start = manager.find_start(token_ids, conversation)
-        num_disk = 0
-        read_s = 0.0
-        if self.tier is not None:
-            num_disk, read_s = self.tier.price(token_ids, start.num_tokens)
-        computed = len(token_ids) - start.num_tokens - num_disk
-        num_blocks = self.scheduler.num_blocks_at_most(len(token_ids), max(longest, 1), n)
-        num_blocks -= start.num_tokens // pool.block_size
-        first_s = read_s + computed / self.rates.prefill_tokens_s
-        return Estimate(
-            num_prompt_tokens=len(token_ids),
-            num_cached_tokens=start.num_tokens,
-            num_disk_tokens=num_disk,
-            num_blocks=num_blocks,
-            num_moved_blocks=max(0, num_blocks - pool.num_available),
-            max_tokens=longest,
-            first_token_s=first_s,
-            total_s=first_s + max(longest - 1, 0) * self.rates.step_s(n),
-            fits=longest > 0
-            and n <= self.scheduler.max_num_seqs
-            and self.scheduler.num_blocks_at_most(len(token_ids), max(longest, 1), n) <= pool.num_blocks,
-        )
-
-    def close(self) -> None:
-        """Finish what is being written."""
-        if self.tier is not None:
-            self.tier.flush()
-
-    def _save_fresh(self) -> None:
-        for lease in self.leases.fresh:
-            if self.tier is not None:
-                self.tier.save(lease)
-        self.leases.fresh.clear()
 
     def check(self) -> None:
         """Prove that no block is lost or counted wrongly. Raises AssertionError."""
@@ -270,8 +182,7 @@ class EngineCore:
             "leases": len(self.leases),
             "leased": self.leases.num_reclaimable(),
             "given_up": self.leases.num_given_up,
-            "disk_bytes": self.tier.files.num_bytes if self.tier is not None else 0,
-            "loaded_tokens": self.tier.num_loaded_tokens if self.tier is not None else 0,
+            **self.sessions.disk_stats(),
             "waste_tokens": slots - tokens,
             "bytes_per_block": self.runner.bytes_per_block,
             "running": sum(len(request.live) for request in self.scheduler.running),
@@ -301,8 +212,7 @@ class EngineCore:
         ]
         beams = BeamSearch(request) if params.beam_width is not None else None
         self.jobs[command.request_id] = Job(request, candidates, beams)
-        if self.tier is not None and request.conversation is not None and params.prompt_logprobs is None:
-            request.held = self.tier.begin_load(request.prompt_token_ids, request.conversation, request)
+        self.sessions.begin_load(request)
         self.scheduler.submit(request)
 
     def _tell_admitted(self, request: Request) -> Admitted:

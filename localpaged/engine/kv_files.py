@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -100,6 +101,17 @@ class KvFiles:
             except (KvFileError, SafetensorError, OSError, ValueError, KeyError) as error:
                 logger.warning("KV file %s is dropped: %s", path.name, error)
                 path.unlink(missing_ok=True)
+        self._trim_others(folder)
+
+    def _trim_others(self, folder: Path) -> None:
+        """Delete what other models have here, the least recently used first, as far as all together are too much."""
+        others = [path for path in folder.iterdir() if path.is_dir() and path != self.folder]
+        sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in others}
+        for path in sorted(others, key=lambda path: path.stat().st_mtime):
+            if self.num_bytes + sum(sizes.values()) <= self.most_bytes:
+                return
+            shutil.rmtree(path, ignore_errors=True)
+            del sizes[path]
 
     @property
     def num_bytes(self) -> int:

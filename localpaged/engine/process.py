@@ -74,7 +74,7 @@ def serve(engine: Engine, commands: "queue.SimpleQueue[Command]", connection: so
         while not commands.empty() or not (core.has_work or replies):
             command = commands.get()
             if isinstance(command, Shutdown):
-                core.close()
+                core.sessions.close()
                 return
             replies += _carry_out(engine, command)
         if core.has_work:
@@ -93,18 +93,18 @@ def _carry_out(engine: Engine, command: Command) -> Sequence[Reply]:
         case AskStats():
             return [Stats(command.call_id, core.stats())]
         case AskResidency():
-            return [Residencies(command.call_id, core.residency())]
+            return [Residencies(command.call_id, core.sessions.residency())]
         case AskEstimate():
-            price = core.estimate(command.token_ids, command.conversation, command.n, command.max_tokens)
+            price = core.sessions.estimate(command.token_ids, command.conversation, command.n, command.max_tokens)
             return [Estimated(command.call_id, price)]
         case ChooseLease():
-            core.choose(command.lease_id)
+            core.sessions.choose(command.lease_id)
         case Warm():
-            core.warm(command.conversation, command.token_ids)
+            core.sessions.warm(command.conversation, command.token_ids)
         case PinConversation():
             core.leases.pin(command.conversation, command.pinned)
         case DropLeases():
-            core.drop(command.conversation, command.lease_ids)
+            core.sessions.drop(command.conversation, command.lease_ids)
         case Shutdown():
             raise AssertionError("serve() ends at Shutdown")
     return []

@@ -1,0 +1,133 @@
+"""What conversations keep between turns, in memory and on disk, as the engine's loop uses it.
+
+Brings leases and the disk tier together with the scheduler; without a tier there is memory alone.
+"""
+
+from localpaged.engine.kv_tier import KvTier
+from localpaged.engine.messages import Estimate, Residency
+from localpaged.engine.rates import Rates
+from localpaged.engine.scheduler import Scheduler
+from localpaged.engine.sequence import Request
+
+# How long a step waits for KV on its way in, when there is nothing else to do.
+LOAD_WAIT_S = 0.02
+
+
+class Sessions:
+    """The conversations of one engine."""
+
+    def __init__(self, scheduler: Scheduler, rates: Rates) -> None:
+        self._scheduler = scheduler
+        self._manager = scheduler.manager
+        self._rates = rates
+        self.leases = scheduler.manager.leases
+        self.tier: KvTier | None = None
+
+    @property
+    def loading(self) -> bool:
+        """Whether KV is on its way in."""
+        return self.tier is not None and self.tier.loading
+
+    def begin_load(self, request: Request) -> None:
+        """Hold a new request for what is on disk of its prompt, where reading that pays."""
+        if self.tier is not None and request.conversation is not None and request.params.prompt_logprobs is None:
+            request.held = self.tier.begin_load(request.prompt_token_ids, request.conversation, request)
+
+    def install(self) -> None:
+        """Put what has been read into the pool, and let go who waited for it."""
+        if self.tier is not None and self.tier.loading:
+            for request in self.tier.install(0 if self._scheduler.running else LOAD_WAIT_S):
+                request.held = False
+
+    def cancel(self, request: Request) -> None:
+        """Let a request that ends wait for nothing."""
+        if self.tier is not None and request.held:
+            self.tier.cancel(request)
+
+    def save_fresh(self) -> None:
+        """Write the answers that were kept since the last time."""
+        for lease in self.leases.fresh:
+            if self.tier is not None:
+                self.tier.save(lease)
+        self.leases.fresh.clear()
+
+    def disk_stats(self) -> dict[str, int]:
+        """Bytes on disk, and tokens that were read from there since the start."""
+        if self.tier is None:
+            return {"disk_bytes": 0, "loaded_tokens": 0}
+        return {"disk_bytes": self.tier.files.num_bytes, "loaded_tokens": self.tier.num_loaded_tokens}
+
+    def choose(self, lease_id: str) -> None:
+        """Note which answer a conversation goes on from; it is worth keeping."""
+        lease = self.leases.choose(lease_id)
+        if lease is not None and self.tier is not None:
+            self.tier.save(lease)
+
+    def warm(self, conversation: str, token_ids: list[int]) -> None:
+        """Bring in what is on disk of a conversation that was opened."""
+        if self.tier is not None and token_ids:
+            self.tier.begin_load(token_ids, conversation, None)
+
+    def drop(self, conversation: str | None = None, lease_ids: list[str] | None = None) -> None:
+        """Forget the KV of some answers, of a conversation, or with neither of all, in memory and on disk."""
+        if lease_ids is None:
+            self.leases.drop_conversation(conversation)
+            if self.tier is not None:
+                self.tier.drop(conversation)
+        else:
+            self.leases.drop(lease_ids)
+            if self.tier is not None:
+                self.tier.files.drop_leases(lease_ids)
+
+    def residency(self) -> list[Residency]:
+        """What is there of each conversation's KV, the latest used first."""
+        found = {one.conversation: one for one in self.leases.residency()}
+        for span in self.tier.files.spans() if self.tier is not None else []:
+            pinned = self.leases.is_pinned(span.conversation)
+            nothing = Residency(
+                conversation=span.conversation,
+                num_leases=0,
+                num_tokens=0,
+                num_blocks=0,
+                num_private_blocks=0,
+                used_at=span.used,
+                pinned=pinned,
+            )
+            one = found.setdefault(span.conversation, nothing)
+            one.num_disk_tokens += len(span.token_ids)
+            one.num_disk_bytes += span.num_bytes
+            one.used_at = max(one.used_at, span.used)
+        return sorted(found.values(), key=lambda one: -one.used_at)
+
+    def estimate(self, token_ids: list[int], conversation: str | None, n: int, max_tokens: int | None) -> Estimate:
+        """The price of a turn, by what is in memory and on disk and by the rates measured so far."""
+        pool, manager = self._manager.pool, self._manager
+        room = max(self._scheduler.max_model_len - len(token_ids), 0)
+        longest = min(max_tokens or room, room)
+        start = manager.find_start(token_ids, conversation)
+        num_disk = 0
+        read_s = 0.0
+        if self.tier is not None:
+            num_disk, read_s = self.tier.price(token_ids, start.num_tokens)
+        computed = len(token_ids) - start.num_tokens - num_disk
+        num_blocks = self._scheduler.num_blocks_at_most(len(token_ids), max(longest, 1), n)
+        num_blocks -= start.num_tokens // pool.block_size
+        first_s = read_s + computed / self._rates.prefill_tokens_s
+        return Estimate(
+            num_prompt_tokens=len(token_ids),
+            num_cached_tokens=start.num_tokens,
+            num_disk_tokens=num_disk,
+            num_blocks=num_blocks,
+            num_moved_blocks=max(0, num_blocks - pool.num_available),
+            max_tokens=longest,
+            first_token_s=first_s,
+            total_s=first_s + max(longest - 1, 0) * self._rates.step_s(n),
+            fits=longest > 0
+            and n <= self._scheduler.max_num_seqs
+            and self._scheduler.num_blocks_at_most(len(token_ids), max(longest, 1), n) <= pool.num_blocks,
+        )
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        if self.tier is not None:
+            self.tier.flush()
