@@ -93,6 +93,7 @@ class FakeEngine(EngineClient):
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []
         self.cancelled: list[tuple[str, int | None]] = []
+        self.told: list[tuple[object, ...]] = []  # of leases
         self.hold: asyncio.Event | None = None
         self.die_after: int | None = None
         self.starts = 0
@@ -230,6 +231,18 @@ class FakeEngine(EngineClient):
             total_s=0.2 + 0.01 * longest,
             fits=True,
         )
+
+    def pin(self, conversation: str, pinned: bool) -> None:
+        self.told.append(("pin", conversation, pinned))
+
+    def choose_lease(self, lease_id: str) -> None:
+        self.told.append(("choose", lease_id))
+
+    def drop_leases(self, conversation: str | None = None, lease_ids: list[str] | None = None) -> None:
+        self.told.append(("drop", conversation, lease_ids))
+
+    def warm(self, conversation: str, token_ids: list[int]) -> None:
+        self.told.append(("warm", conversation, len(token_ids)))
 
     async def residency(self) -> list[Residency]:
         return []

@@ -9,33 +9,13 @@ from starlette.testclient import TestClient
 from test_chat_api import ask, client_on, new, wait_for_model
 
 
-class Engine(FakeEngine):
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[tuple[object, ...]] = []
-
-    def pin(self, conversation: str, pinned: bool) -> None:
-        self.told.append(("pin", conversation, pinned))
-
-    def choose_lease(self, lease_id: str) -> None:
-        self.told.append(("choose", lease_id))
-
-    def drop_leases(self, conversation: str | None = None, lease_ids: list[str] | None = None) -> None:
-        self.told.append(("drop", conversation, lease_ids))
-
-    def warm(self, conversation: str, token_ids: list[int]) -> None:
-        self.told.append(("warm", conversation, len(token_ids)))
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
 
 
 @pytest.fixture
-def engine() -> Engine:
-    return Engine()
-
-
-@pytest.fixture
-def client(tmp_path: Path, engine: Engine) -> Iterator[TestClient]:
+def client(tmp_path: Path, engine: FakeEngine) -> Iterator[TestClient]:
     with client_on(tmp_path, engine) as client:
         wait_for_model(client)
         yield client
@@ -62,7 +42,7 @@ def test_unknown_conversations_cannot_be_pinned(client: TestClient) -> None:
     assert client.post("/api/kv/conversations/99/pin", json={"pinned": True}).status_code == 404
 
 
-def test_choosing_opening_pinning_and_deleting_reach_the_engine(client: TestClient, engine: Engine) -> None:
+def test_choosing_opening_pinning_and_deleting_reach_the_engine(client: TestClient, engine: FakeEngine) -> None:
     conversation = new(client)
     view = ask(client, conversation, "Hello", n=3)
     ids = [message["id"] for message in view["open_candidates"]]
@@ -78,7 +58,7 @@ def test_choosing_opening_pinning_and_deleting_reach_the_engine(client: TestClie
     assert engine.told[1:] == [("drop", str(conversation), None), ("drop", None, None)]
 
 
-def test_what_is_told_on_choosing_and_pruning(client: TestClient, engine: Engine) -> None:
+def test_what_is_told_on_choosing_and_pruning(client: TestClient, engine: FakeEngine) -> None:
     conversation = new(client)
     view = ask(client, conversation, "Hello", n=2)
     first, second = (message["id"] for message in view["open_candidates"])
