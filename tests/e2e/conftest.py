@@ -35,7 +35,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    server = real(tmp_path_factory.mktemp("real")).start()
+    # A short window keeps the answers short.
+    server = real(tmp_path_factory.mktemp("real"), "--max-model-len", "384").start()
     yield server
     server.stop()
 

@@ -77,7 +77,7 @@ def scripted(folder: Path, **environment: str) -> ServerProcess:
     )
 
 
-def real(folder: Path) -> ServerProcess:
+def real(folder: Path, *flags: str) -> ServerProcess:
     """The real server with the embedded model, as `localpaged serve` runs it, with its data in the folder."""
-    command = [sys.executable, "-m", "localpaged", "serve", "--port", "PORT", "--kv-cache-memory", "1G"]
+    command = [sys.executable, "-m", "localpaged", "serve", "--port", "PORT", "--kv-cache-memory", "1G", *flags]
     return ServerProcess(command, folder, LOCALPAGED_HOME=str(folder))

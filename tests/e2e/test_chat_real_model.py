@@ -116,7 +116,7 @@ def test_an_engine_that_is_killed_is_reported_and_the_next_message_works(
 def test_a_server_that_is_started_again_finds_everything(
     open_page: Callable[..., Page], run: Callable[..., ServerProcess], tmp_path: Path, faults: list[str]
 ) -> None:
-    server = run(real(tmp_path))
+    server = run(real(tmp_path, "--max-model-len", "384"))
     page = open_page(server.url)
     ask(page, "Say hello.", answers=2)
     wait_for_text(page, 2)
