@@ -39,7 +39,7 @@ export class KvPanel {
     const cached = stats.cached ?? 0;
     const percent = (100 * running) / total;
     const rounded = percent > 0 && percent < 10 ? percent.toFixed(1) : Math.round(percent);
-    this.big.textContent = `${rounded} % of ${count(total)} blocks`;
+    this.big.textContent = `${rounded} % of ${count(total)} in use`;
     const tokens = running * stats.block_size;
     const waste = tokens ? `waste ${((100 * (stats.waste_tokens ?? 0)) / tokens).toFixed(1)} %` : "no waste";
     this.sub.textContent = `${count(stats.block_size)} tokens each · ${bytes(stats.bytes_per_block ?? 0)} · ${waste}`;
@@ -63,7 +63,8 @@ export class KvPanel {
     const pool = [
       ["KV memory", bytes(total * (stats.bytes_per_block ?? 0))],
       ["in use", bytes(running * (stats.bytes_per_block ?? 0))],
-      ["kept for chats", `${bytes(kept * (stats.bytes_per_block ?? 0))}, on disk ${bytes(stats.disk_bytes ?? 0)}`],
+      ["kept for chats", bytes(kept * (stats.bytes_per_block ?? 0))],
+      ["on disk", bytes(stats.disk_bytes ?? 0)],
       ["room for", `${count((total - running) * stats.block_size)} tokens`],
     ];
     if (stats.running !== undefined) pool.push(["running · waiting", `${count(stats.running)} · ${count(stats.waiting ?? 0)}`]);
