@@ -38,10 +38,13 @@ class AttentionBatch:
 
     def last_rows(self) -> Tensor:
         """int64 [D+P]: the decode rows, and the last row of every chunk."""
-        return torch.cat([torch.arange(self.num_decode), self.prefill_starts[1:].long() - 1])
+        return torch.cat(
+            [torch.arange(self.num_decode, device=self.prefill_starts.device), self.prefill_starts[1:].long() - 1]
+        )
 
     def for_last_rows(self) -> "AttentionBatch":
         """The batch whose queries are last_rows() alone; the KV of all T tokens still goes to slots."""
         num_chunks = self.prefill_context_lens.shape[0]
-        starts = torch.arange(self.num_decode, self.num_decode + num_chunks + 1, dtype=torch.int32)
+        end, device = self.num_decode + num_chunks + 1, self.prefill_starts.device
+        starts = torch.arange(self.num_decode, end, dtype=torch.int32, device=device)
         return replace(self, prefill_starts=starts)

@@ -2,8 +2,8 @@
 
 x float32 [M, K], weight [N, K] as scale * q + minimum per group of columns, bias [N] -> float32 [M, N].
 Each group of an activation row becomes int16 with a float32 scale of its own (maximum / 32767): rounded by at
-most 2^-16 of the group's maximum. The products are summed exactly in int32 over the group, the groups in
-float32. The weights lose nothing.
+most 2^-16 of the group's maximum, and where that is large for the row, what is left becomes int16 once more.
+The products are summed exactly in int32 over the group, the groups in float32. The weights lose nothing.
 Source: the block dot products of ggml (github.com/ggml-org/ggml, ggml-quants.c), with int16 in place of int8.
 Bound by memory for up to about 4 rows: 5 bits a weight for 4-bit weights with a minimum, 8.5 for 8-bit ones
 without. Beyond, by arithmetic: a vpdpwssd (or vpmaddwd and vpaddd) does twice the products of a float32 FMA.

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Literal
+from typing import Any, Literal
 
 from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import (
@@ -137,12 +137,7 @@ class FakeEngine(EngineClient):
         return self.info
 
     def generate(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        conversation: str | None = None,
-        lease_ids: list[str] | None = None,
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **leases: Any
     ) -> AsyncIterator[Event]:
         return self._generate(prompt_token_ids, params, request_id or "request")
 

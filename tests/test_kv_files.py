@@ -28,7 +28,7 @@ def store(files: KvFiles, token_ids: list[int], conversation: str = "c", lease: 
 
 
 def read(files: KvFiles, found: Found) -> list[int]:
-    slots = [files.read(span, count)[:, 0, 0, 0, :, 0].ravel() for span, count in found.parts]
+    slots = [files.read(*part)[:, 0, 0, 0, :, 0].ravel() for part in found.parts]
     return np.concatenate(slots)[: found.num_tokens].astype(int).tolist() if slots else []
 
 
@@ -94,6 +94,19 @@ def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> Non
 def test_another_model_finds_nothing(tmp_path: Path) -> None:
     store(open_files(tmp_path), list(range(16)))
     assert open_files(tmp_path, fingerprint="other").find(list(range(16))).num_tokens == 0
+
+
+def test_spans_that_were_written_before_another_was_there_are_found_all_the_same(tmp_path: Path) -> None:
+    """Two turns at once: both begin at the root, and a third goes on from the shorter one."""
+    files = open_files(tmp_path)
+    text = list(range(26))
+    for end in (10, 22, 10, 22):
+        assert files.write(kv_of(text[:end]), text[:end], 0, "c", "l")
+    assert len(files.spans()) == 2
+    assert files.write(kv_of(text, 20), text, 20, "c", "l")
+    assert read(files, files.find(text)) == text
+    files.drop([files.find(text[:10]).parts[-1][0]])
+    assert read(files, files.find(text)) == text
 
 
 def test_what_other_models_left_goes_when_all_is_too_much(tmp_path: Path) -> None:

@@ -63,15 +63,20 @@ def converse(core: EngineCore, conversation: str = "c", salt: int = 0) -> list[i
     return history + answer
 
 
+def after_a_restart(model: Path, kv: Path) -> tuple[EngineCore, list[int]]:
+    """A second engine on what a conversation with the first one left on disk, and that conversation's tokens."""
+    core = start(model, kv)
+    history = converse(core)
+    core.sessions.close()
+    return start(model, kv), history
+
+
 def test_after_a_restart_nothing_is_computed_again_and_the_answer_is_the_same(
     byte_model: Path,
     byte_reference: Any,
     tmp_path: Path,
 ) -> None:
-    core = start(byte_model, tmp_path)
-    history = converse(core)
-    core.sessions.close()
-    core = start(byte_model, tmp_path)
+    core, history = after_a_restart(byte_model, tmp_path)
     question = [*history, 41, 42]
     (answer,), cached = turn(core, "later", question)
     assert cached == len(history) - 1
@@ -79,10 +84,7 @@ def test_after_a_restart_nothing_is_computed_again_and_the_answer_is_the_same(
 
 
 def test_opening_brings_it_in_before_the_message_comes(byte_model: Path, tmp_path: Path) -> None:
-    core = start(byte_model, tmp_path)
-    history = converse(core)
-    core.sessions.close()
-    core = start(byte_model, tmp_path)
+    core, history = after_a_restart(byte_model, tmp_path)
     core.sessions.warm("c", history)
     while core.has_work:
         core.step()
@@ -125,10 +127,7 @@ def test_what_had_to_give_way_comes_back_from_disk(byte_model: Path, byte_refere
 
 
 def test_cancelling_while_it_is_read_leaves_nothing_behind(byte_model: Path, tmp_path: Path) -> None:
-    core = start(byte_model, tmp_path)
-    history = converse(core)
-    core.sessions.close()
-    core = start(byte_model, tmp_path)
+    core, history = after_a_restart(byte_model, tmp_path)
     command = Generate(
         request_id="r",
         prompt_token_ids=[*history, 1],
@@ -147,10 +146,7 @@ def test_cancelling_while_it_is_read_leaves_nothing_behind(byte_model: Path, tmp
 
 
 def test_forgetting_while_it_is_read_forgets_it(byte_model: Path, tmp_path: Path) -> None:
-    core = start(byte_model, tmp_path)
-    history = converse(core)
-    core.sessions.close()
-    core = start(byte_model, tmp_path)
+    core, history = after_a_restart(byte_model, tmp_path)
     core.sessions.warm("c", history)
     core.sessions.drop("c")
     while core.has_work:
@@ -162,10 +158,7 @@ def test_forgetting_while_it_is_read_forgets_it(byte_model: Path, tmp_path: Path
 def test_what_cannot_be_read_is_computed(
     byte_model: Path, byte_reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core = start(byte_model, tmp_path)
-    history = converse(core)
-    core.sessions.close()
-    core = start(byte_model, tmp_path)
+    core, history = after_a_restart(byte_model, tmp_path)
     assert core.sessions.tier is not None
 
     def fail(*_: object) -> None:

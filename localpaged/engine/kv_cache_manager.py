@@ -94,10 +94,6 @@ class KVCacheManager:
         if start.lease is not None:
             self.leases.touch(start.lease)
 
-    def adopt_blocks(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Begin an empty sequence with whole blocks from find_prefix()."""
-        self.adopt(sequence, Start(blocks, len(blocks) * self.block_size, len(blocks)))
-
     def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that allocate() would take to compute the next num_tokens of the sequence."""
         missing = self.num_blocks_for(sequence.num_computed + num_tokens) - len(sequence.block_table)

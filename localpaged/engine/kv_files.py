@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from pathlib import Path
 
 import numpy as np
@@ -59,14 +60,22 @@ class Span:
 
 @dataclass(slots=True)
 class Found:
-    """The first num_tokens tokens of a text are in these spans' first blocks, one after the other."""
+    """The first num_tokens tokens of a text are in these blocks [first, end) of spans, one after the other."""
 
     num_tokens: int = 0
-    parts: list[tuple[Span, int]] = field(default_factory=list)
+    parts: list[tuple[Span, int, int]] = field(default_factory=list)
 
     @property
     def num_bytes(self) -> int:
-        return sum(span.num_bytes for span, _ in self.parts)
+        return sum(span.num_bytes for span, _, _ in self.parts)
+
+    def add(self, span: Span, place: int, num_tokens: int) -> None:
+        """Go on with the block at a place of a span, of which num_tokens tokens are wanted."""
+        if self.parts and self.parts[-1][0] is span and self.parts[-1][2] == place:
+            self.parts[-1] = (span, self.parts[-1][1], place + 1)
+        else:
+            self.parts.append((span, place, place + 1))
+        self.num_tokens += num_tokens
 
 
 def block_names(token_ids: list[int], block_size: int) -> list[bytes]:
@@ -124,50 +133,28 @@ class KvFiles:
 
     def find(self, token_ids: list[int]) -> Found:
         """The longest beginning of a text that is on disk."""
-        found = Found()
+        found, size, parent = Found(), self.block_size, ROOT
         with self._lock:
-            parent = ROOT
-            for place, name in enumerate(block_names(token_ids, self.block_size)):
-                held = self._by_name.get(name)
-                if held is None:
+            for name in block_names(token_ids, size):
+                if name not in self._by_name:
                     break
-                span, inside = held
-                start = place * self.block_size
-                expected = token_ids[start : start + self.block_size]
-                if span.token_ids[inside * self.block_size : (inside + 1) * self.block_size] != expected:
+                span, place = self._by_name[name]
+                wanted = token_ids[found.num_tokens : found.num_tokens + size]
+                if span.token_ids[place * size : (place + 1) * size] != wanted:
                     break
-                if found.parts and found.parts[-1][0] is span:
-                    found.parts[-1] = (span, inside + 1)
-                elif inside == 0 and span.parent == parent:
-                    found.parts.append((span, 1))
-                else:
-                    break
-                parent, found.num_tokens = name, start + self.block_size
-            rest = token_ids[found.num_tokens :]
-            best: tuple[int, Span] | None = None
-            for span in self._tails.get(parent, []):
-                common = _num_common(span.tail(self.block_size), rest)
-                if common > (best[0] if best else 0):
-                    best = (common, span)
-            if best is not None:
-                common, span = best
-                whole = len(span.names)
-                if found.parts and found.parts[-1] == (span, whole):
-                    found.parts[-1] = (span, whole + 1)
-                    found.num_tokens += common
-                elif whole == 0:
-                    found.parts.append((span, 1))
-                    found.num_tokens += common
+                found.add(span, place, size)
+                parent = name
+            rest = token_ids[found.num_tokens : found.num_tokens + size]
+            tails = [(len(commonprefix([one.tail(size), rest])), one) for one in self._tails.get(parent, [])]
+            num_common, longest = max(tails, key=lambda tail: tail[0], default=(0, None))
+            if longest is not None and num_common:
+                found.add(longest, len(longest.names), num_common)
         return found
 
     def num_stored(self, token_ids: list[int]) -> int:
         """How many of the tokens need no new file: full blocks, or all of them."""
-        found = self.find(token_ids)
-        return (
-            found.num_tokens
-            if found.num_tokens == len(token_ids)
-            else found.num_tokens // self.block_size * self.block_size
-        )
+        num_found = self.find(token_ids).num_tokens
+        return num_found if num_found == len(token_ids) else num_found // self.block_size * self.block_size
 
     def write(
         self, kv: NDArray[np.float32], token_ids: list[int], num_before: int, conversation: str, lease_id: str
@@ -184,6 +171,8 @@ class KvFiles:
         own = token_ids[num_before:]
         last = hashlib.blake2b(parent + np.asarray(own, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
         path = self.folder / f"{last}{SUFFIX}"
+        if path in self._spans:
+            return True
         metadata = {
             "parent": parent.hex(),
             "token_ids": json.dumps(own),
@@ -206,8 +195,8 @@ class KvFiles:
         self._make_room()
         return True
 
-    def read(self, span: Span, num_blocks: int) -> NDArray[np.float32]:
-        """The first num_blocks blocks of a span. Raises KvFileError, and drops the file, when it does not verify."""
+    def read(self, span: Span, first: int, end: int) -> NDArray[np.float32]:
+        """Blocks [first, end) of a span. Raises KvFileError, and drops the file, when it does not verify."""
         try:
             with safe_open(span.path, framework="np") as file:
                 metadata, kv = file.metadata() or {}, file.get_tensor("kv")
@@ -219,7 +208,7 @@ class KvFiles:
             self.drop([span])
             raise KvFileError(str(error)) from error
         span.used = time.time()
-        result: NDArray[np.float32] = kv[:num_blocks]
+        result: NDArray[np.float32] = kv[first:end]
         return result
 
     def drop(self, spans: Iterable[Span]) -> None:
@@ -284,20 +273,11 @@ class KvFiles:
     def _add(self, span: Span) -> None:
         with self._lock:
             self._spans[span.path] = span
-            for inside, name in enumerate(span.names):
-                self._by_name.setdefault(name, (span, inside))
+            # Of two spans with the same beginning, written at once, the later one is found: it may outlive the other.
+            self._by_name |= {name: (span, place) for place, name in enumerate(span.names)}
             if span.tail(self.block_size):
                 last = span.names[-1] if span.names else span.parent
                 self._tails.setdefault(last, []).append(span)
-
-
-def _num_common(one: list[int], other: list[int]) -> int:
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
 
 
 def _checksum(kv: NDArray[np.float32]) -> str:

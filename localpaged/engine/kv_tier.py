@@ -65,7 +65,6 @@ class KvTier:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-files")
         self._loads: list[Load] = []
         self._writes: set[Future[bool]] = set()
-        self._written: dict[str, int] = {}
         self._ids = itertools.count()
         self.read_bytes_s = FIRST_READ_BYTES_S
         self.num_loaded_tokens = 0
@@ -77,9 +76,6 @@ class KvTier:
     def save(self, lease: Lease) -> None:
         """Write what of a lease is not on disk."""
         token_ids = lease.token_ids[: lease.num_computed]
-        if self._written.get(lease.id) == len(token_ids):
-            return
-        self._written[lease.id] = len(token_ids)
         block_size = self._manager.block_size
         num_stored = self.files.num_stored(token_ids)
         if num_stored == len(token_ids):
@@ -100,12 +96,11 @@ class KvTier:
         found = self._worthwhile(token_ids, there)
         if found is None:
             return False
-        if any(load.conversation == conversation and load.request is None for load in self._loads):
-            # Opened a moment ago: the request waits for what is being read already.
-            for load in self._loads:
-                if load.conversation == conversation and load.request is None:
-                    load.request = request
-                    return True
+        for load in self._loads:
+            if load.conversation == conversation and load.request is None:
+                # Opened a moment ago: the request waits for what is being read already.
+                load.request = request
+                return True
         parts = self._thread.submit(self._read, found)
         self._loads.append(Load(token_ids[: found.num_tokens], conversation, parts, request))
         return True
@@ -129,9 +124,9 @@ class KvTier:
     def _read(self, found: Found) -> list[KV]:
         start = time.perf_counter()
         parts: list[KV] = []
-        for span, num_blocks in found.parts:
+        for part in found.parts:
             try:
-                parts.append(self.files.read(span, num_blocks))
+                parts.append(self.files.read(*part))
             except KvFileError:
                 break  # What came before it is as good as ever.
         elapsed = time.perf_counter() - start
@@ -177,19 +172,13 @@ class KvTier:
         request.conversation, request.lease_ids = load.conversation, [lease_id]
         sequence = request.sequences[0]
         # Whole blocks that are in memory by now stay where they are.
-        there = manager.find_prefix(request.prompt_token_ids)
-        manager.adopt_blocks(sequence, there)
-        missing = num_tokens - sequence.num_computed
-        if (
-            manager.num_missing_blocks(sequence, missing)
-            > manager.pool.num_available + manager.leases.num_reclaimable()
-        ):
+        manager.adopt(sequence, manager.find_start(request.prompt_token_ids, None))
+        first, missing = len(sequence.block_table), num_tokens - sequence.num_computed
+        room = manager.pool.num_available + manager.leases.num_reclaimable()
+        if manager.num_missing_blocks(sequence, missing) > room:
             manager.release(sequence)
             return
-        if manager.allocate(sequence, missing) is None:
-            manager.release(sequence)
-            return
-        first = len(there)
+        manager.allocate(sequence, missing)
         self._memory.write_blocks(sequence.block_table[first:], kv[first : len(sequence.block_table)])
         self.num_loaded_tokens += missing
         manager.commit(sequence, missing)

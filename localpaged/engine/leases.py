@@ -156,15 +156,11 @@ class Leases:
             for lease in list(self._by_conversation.get(name, {}).values()):
                 self._release(lease)
 
-    def num_reclaimable(self) -> int:
-        """Blocks that only leases hold."""
+    def num_reclaimable(self, besides: Iterable[int] = ()) -> int:
+        """Blocks that only leases hold, leaving out some."""
         counts = Counter(itertools.chain.from_iterable(self.tables()))
-        return sum(self._pool.reference_count(block) == count for block, count in counts.items())
-
-    def is_reclaimable(self, blocks: BlockTable) -> int:
-        """How many of these blocks only leases hold."""
-        counts = Counter(itertools.chain.from_iterable(self.tables()))
-        return sum(0 < self._pool.reference_count(block) == counts[block] for block in blocks)
+        kept = set(besides)
+        return sum(self._pool.reference_count(block) == n for block, n in counts.items() if block not in kept)
 
     def least_valuable(self) -> Lease | None:
         """The lease that gives way next."""

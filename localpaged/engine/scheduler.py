@@ -254,9 +254,7 @@ class Scheduler:
         taken_from_cache = sum(pool.reference_count(block) == 0 for block in start.blocks)
         if missing + taken_from_cache <= pool.num_available:
             return True
-        return missing + taken_from_cache + leases.is_reclaimable(start.blocks) <= (
-            pool.num_available + leases.num_reclaimable()
-        )
+        return missing + taken_from_cache <= pool.num_available + leases.num_reclaimable(besides=start.blocks)
 
     def _next_chunk(self, sequence: Sequence, prefill_budget: int) -> Chunk | None:
         """The sequence's next tokens within the budget; None when there is no budget left for them."""

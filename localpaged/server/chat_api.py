@@ -1,6 +1,7 @@
 """The HTTP API of the chat page: conversations, messages, jobs and their event streams."""
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
@@ -17,11 +18,14 @@ from localpaged.errors import LocalpagedError
 from localpaged.server.history import Tokenizer, branch_token_ids, build_prompt
 from localpaged.server.job import Job
 from localpaged.server.jobs import ConversationBusyError, JobManager, lease_id_of
+from localpaged.server.kv_api import tier_of
 from localpaged.store.message import Conversation, Message
 from localpaged.store.store import Store
 
 WINDOW = 60  # messages of a branch in one answer
 MAX_TEXT_CHARS = 2_000_000
+# The engine answers between steps; the list of conversations does not wait for a long one.
+RESIDENCY_TIMEOUT_S = 0.1
 
 
 class Body(BaseModel):
@@ -113,6 +117,16 @@ def router(
             "job": {"id": job.id, "user": job.user.id} if job else None,
         }
 
+    tiers: dict[str, str] = {}
+
+    async def kv_tiers() -> dict[str, str]:
+        """Where each conversation's KV is; as it was last known while the engine is in a long step."""
+        with contextlib.suppress(TimeoutError, LocalpagedError):
+            found = await asyncio.wait_for(engine.residency(), RESIDENCY_TIMEOUT_S)
+            tiers.clear()
+            tiers.update((one.conversation, tier_of(one)) for one in found)
+        return tiers
+
     def started(job: Job) -> dict[str, Any]:
         return {"job": job.id, "user": job.user.id, "conversation": job.conversation_id}
 
@@ -132,7 +146,7 @@ def router(
     async def list_conversations(query: str = "") -> dict[str, Any]:
         hits = await store.do(chats.search, query)
         running = set(jobs.running_conversations())
-        kv = {one.conversation: "host" if one.num_blocks else "disk" for one in await engine.residency()}
+        kv = await kv_tiers()
         return {
             "conversations": [
                 {

@@ -96,7 +96,11 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
 
 
 def residency_json(one: Residency, bytes_per_block: int) -> dict[str, Any]:
-    """A conversation's residency; tier: "host" for the pool of a CPU engine, "disk", or "none"."""
+    """A conversation's residency, with its tier and the bytes that it holds in memory."""
     fields: dict[str, Any] = msgspec.to_builtins(one)
-    tier = "host" if one.num_blocks else "disk" if one.num_disk_tokens else "none"
-    return {**fields, "tier": tier, "num_bytes": one.num_blocks * bytes_per_block}
+    return {**fields, "tier": tier_of(one), "num_bytes": one.num_blocks * bytes_per_block}
+
+
+def tier_of(one: Residency) -> str:
+    """The nearest place where KV of a conversation is: "host" for the pool of a CPU engine, or "disk"."""
+    return "host" if one.num_blocks else "disk"

@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Delta, Event
-from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import EngineDeadError
 
 GAUGES = {
@@ -62,17 +61,10 @@ class MeteredEngine(EngineClient):
             registry=self.registry,
         )
 
-    async def generate(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        conversation: str | None = None,
-        lease_ids: list[str] | None = None,
-    ) -> AsyncIterator[Event]:
+    async def generate(self, *arguments: Any, **named: Any) -> AsyncIterator[Event]:
         start = time.perf_counter()
         last: dict[int, float] = {}
-        events = super().generate(prompt_token_ids, params, request_id, conversation, lease_ids)
+        events = super().generate(*arguments, **named)
         try:
             async for event in events:
                 if isinstance(event, Delta) and event.token_ids:
