@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -17,6 +16,7 @@ from localpaged.engine.admission import make_request
 from localpaged.engine.beam_search import BeamSearch
 from localpaged.engine.block_pool import BlockPool
 from localpaged.engine.detokenizer import Detokenizer
+from localpaged.engine.job import Candidate, Job
 from localpaged.engine.kv_cache_manager import KVCacheManager
 from localpaged.engine.leases import Leases
 from localpaged.engine.messages import (
@@ -26,7 +26,6 @@ from localpaged.engine.messages import (
     Failed,
     Finished,
     Generate,
-    PositionLogprobs,
     Prefilled,
 )
 from localpaged.engine.rates import Rates
@@ -40,29 +39,6 @@ from localpaged.errors import InvalidRequestError, LocalpagedError
 logger = logging.getLogger(__name__)
 
 LOGITS_ROWS = 64
-
-
-@dataclass(slots=True)
-class Candidate:
-    """What has been told of one candidate."""
-
-    detokenizer: Detokenizer
-    text: str = ""
-    num_table_blocks: int = -1
-    num_shared_blocks: int = 0
-    num_own_blocks: int = 0
-
-
-@dataclass(slots=True)
-class Job:
-    """One request and what is needed to report on it."""
-
-    request: Request
-    candidates: list[Candidate]
-    beams: BeamSearch | None = None
-    num_generated_tokens: int = 0
-    told_prefill: int = -1
-    final: list[Delta] = field(default_factory=list)
 
 
 class EngineCore:
@@ -123,7 +99,7 @@ class EngineCore:
         ranked = job.request.params.needs_ranking
         self.sessions.cancel(job.request)
         live = [s for s in job.request.live if index is None or s.index == index or ranked]
-        deltas = [self._delta(job, sequence, [], None) for sequence in live]
+        deltas = [job.delta(self.pool, sequence) for sequence in live]
         self.scheduler.cancel(job.request, None if ranked else index)
         for sequence, delta in zip(live, deltas, strict=True):
             if sequence.index < job.request.params.n:
@@ -300,7 +276,7 @@ class EngineCore:
                 reason = "length"
         if reason is not None:
             text += detokenizer.finish()
-        delta = self._delta(job, sequence, [drawn.token_id], drawn.logprobs)
+        delta = job.delta(self.pool, sequence, [drawn.token_id], drawn.logprobs)
         delta.text, delta.finish_reason, delta.stop_reason = text, reason, stop_reason
         if reason is not None:
             self.scheduler.finish(sequence, reason, stop_reason)
@@ -309,25 +285,6 @@ class EngineCore:
             job.candidates[sequence.index].text += text
             return self._end_ranked(job) if not request.live else []
         return [delta, *self._close_if_done(job)]
-
-    def _delta(self, job: Job, sequence: Sequence, token_ids: list[int], logprobs: PositionLogprobs | None) -> Delta:
-        candidate = job.candidates[sequence.index]
-        table = sequence.block_table
-        # Counting references costs the table's length, so it is done when the table grows.
-        if len(table) != candidate.num_table_blocks:
-            own = sum(self.pool.reference_count(block) == 1 for block in table)
-            candidate.num_table_blocks = len(table)
-            candidate.num_own_blocks, candidate.num_shared_blocks = own, len(table) - own
-        return Delta(
-            request_id=job.request.request_id,
-            index=sequence.index,
-            text="",
-            token_ids=token_ids,
-            logprobs=[logprobs] if logprobs is not None else None,
-            cumulative_logprob=sequence.cumulative_logprob,
-            num_shared_blocks=candidate.num_shared_blocks,
-            num_own_blocks=candidate.num_own_blocks,
-        )
 
     def _end_ranked(self, job: Job) -> list[Event]:
         """best_of: tell of the n candidates with the highest cumulative log-probability."""
