@@ -25,7 +25,7 @@ def wait_for_text(page: Page, count: int) -> None:
     expect(cards(page)).to_have_count(count, timeout=ANSWER_TIMEOUT_MS)
     for place in range(count):
         expect(cards(page).nth(place).locator(".lp-card-body")).to_have_text(
-            re.compile(r"\w"), timeout=ANSWER_TIMEOUT_MS
+            re.compile(r"\S"), timeout=ANSWER_TIMEOUT_MS
         )
 
 
