@@ -168,6 +168,35 @@ def gather_queries(q, first_row, repeats, kv_head, first_lane, num_lanes, scale,
 
 
 @njit(cache=True)
+def tile_addresses(k_cache, v_cache, block_table, kv_head, first, end, keys, values):  # type: ignore[no-untyped-def]
+    """Write the addresses of the TILE_KEYS keys from position `first` on and of their values; none lies past `end`."""
+    block_size, head_size = k_cache.shape[2], k_cache.shape[3]
+    key_bytes = 4 * head_size
+    block, slot = first // block_size, first % block_size
+    for i in range(TILE_KEYS):
+        if first + i < end:
+            offset = block_table[block] * k_cache.strides[0] + kv_head * k_cache.strides[1] + slot * key_bytes
+            keys[i] = k_cache.ctypes.data + offset
+            values[i] = v_cache.ctypes.data + offset
+            slot += 1
+            if slot == block_size:
+                slot = 0
+                block += 1
+        else:
+            # Slots past the end may hold anything, NaN too: read a key that exists, the mask hides it.
+            keys[i] = keys[0]
+            values[i] = values[0]
+    # A block's keys of one head may be just one page, so the hardware does not foresee the next ones.
+    ahead = first + PREFETCH_KEYS
+    if ahead < end:
+        offset = block_table[ahead // block_size] * k_cache.strides[0] + kv_head * k_cache.strides[1]
+        offset += (ahead % block_size) * key_bytes
+        for line in range(0, TILE_KEYS * key_bytes, 64):
+            _prefetch(k_cache.ctypes.data + offset + line)
+            _prefetch(v_cache.ctypes.data + offset + line)
+
+
+@njit(cache=True)
 def attend_range(  # type: ignore[no-untyped-def]
     k_cache, v_cache, block_table, kv_head, start, end, queries, limits, state, softcap
 ):
@@ -177,35 +206,12 @@ def attend_range(  # type: ignore[no-untyped-def]
     queries: float32 [Dh, lanes]; limits: int32 [2, lanes], none past end; state: float32 [2 + Dh, lanes]
     softcap: 0 where scores are not capped
     """
-    block_size, head_size = k_cache.shape[2], k_cache.shape[3]
+    head_size = k_cache.shape[3]
     vectors = queries.shape[1] // WIDTH
     keys = np.empty(TILE_KEYS, np.int64)
     values = np.empty(TILE_KEYS, np.int64)
-    key_bytes = 4 * head_size
-    block = start // block_size
-    slot = start % block_size
     for first in range(start, end, TILE_KEYS):
-        for i in range(TILE_KEYS):
-            if first + i < end:
-                offset = block_table[block] * k_cache.strides[0] + kv_head * k_cache.strides[1] + slot * key_bytes
-                keys[i] = k_cache.ctypes.data + offset
-                values[i] = v_cache.ctypes.data + offset
-                slot += 1
-                if slot == block_size:
-                    slot = 0
-                    block += 1
-            else:
-                # Slots past the end may hold anything, NaN too: read a key that exists, the mask hides it.
-                keys[i] = keys[0]
-                values[i] = values[0]
-        # A block's keys of one head may be just one page, so the hardware does not foresee the next ones.
-        ahead = first + PREFETCH_KEYS
-        if ahead < end:
-            offset = block_table[ahead // block_size] * k_cache.strides[0] + kv_head * k_cache.strides[1]
-            offset += (ahead % block_size) * key_bytes
-            for line in range(0, TILE_KEYS * key_bytes, 64):
-                _prefetch(k_cache.ctypes.data + offset + line)
-                _prefetch(v_cache.ctypes.data + offset + line)
+        tile_addresses(k_cache, v_cache, block_table, kv_head, first, end, keys, values)
         k, v, qa = keys.ctypes.data, values.ctypes.data, queries.ctypes.data
         la, sa = limits.ctypes.data, state.ctypes.data
         if softcap > 0:

@@ -18,6 +18,7 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
+from localpaged.kernels.attention_row import MAX_HEADS, attend_row
 from localpaged.kernels.attention_tile import (
     FIRST_MAXIMUM,
     MAX_LANES,
@@ -146,6 +147,16 @@ def _kernel():  # type: ignore[no-untyped-def]
                 state[0] = FIRST_MAXIMUM
                 state[1:] = 0
                 if first >= last:
+                    continue
+                row, head = first_row + first_lane // repeats, kv_head * repeats + first_lane % repeats
+                one_row = first_row + (first_lane + lanes - 1) // repeats == row
+                if one_row and lanes <= MAX_HEADS and head_size % WIDTH == 0:
+                    queries = np.empty((lanes, head_size), np.float32)
+                    for lane in range(lanes):
+                        for d in range(head_size):
+                            queries[lane, d] = q[row, head + lane, d] * scale
+                    hidden = max(0, lens[row] - window)
+                    attend_row(k_cache, v_cache, tables[row], kv_head, first, last, queries, hidden, softcap, state)
                     continue
                 queries = np.empty((head_size, width), np.float32)
                 limits = np.zeros((2, width), np.int32)

@@ -102,6 +102,22 @@ class VectorBuilder:
         """Lanes of a, then of b."""
         return self.ir.shuffle_vector(a, b, self._mask(range(2 * a.type.count)))
 
+    def spread(self, a: Value, lane: int) -> Value:
+        """A vector with lane `lane` of a in every lane."""
+        return self.ir.shuffle_vector(a, a, self._mask([lane] * a.type.count))
+
+    def add_pairs(self, a: Value, b: Value) -> Value:
+        """Sums of neighbours of two vectors of 8, in the order of vhaddps: four lanes of a, b, a, b each two."""
+        even = self.ir.shuffle_vector(a, b, self._mask([0, 2, 8, 10, 4, 6, 12, 14]))
+        odd = self.ir.shuffle_vector(a, b, self._mask([1, 3, 9, 11, 5, 7, 13, 15]))
+        return self.ir.fadd(even, odd)
+
+    def add_halves(self, a: Value, b: Value) -> Value:
+        """Lower plus upper four lanes of a, then those of b."""
+        low = self.ir.shuffle_vector(a, b, self._mask([0, 1, 2, 3, 8, 9, 10, 11]))
+        high = self.ir.shuffle_vector(a, b, self._mask([4, 5, 6, 7, 12, 13, 14, 15]))
+        return self.ir.fadd(low, high)
+
     def pair_dot(self, a: Value, b: Value) -> Value:
         """Two vectors of 2n int16 -> n int32: a[2i] * b[2i] + a[2i+1] * b[2i+1].
 

@@ -78,6 +78,7 @@ def test_groups_equal_the_reference(groups: list[tuple[int, list[int]]]) -> None
 )
 def test_head_counts_and_sizes_and_block_sizes(heads: int, kv_heads: int, head_dim: int, block_size: int) -> None:
     check(make(GROUPS[4], heads, kv_heads, head_dim, block_size))
+    check(make(GROUPS[4], heads, kv_heads, head_dim, block_size), window=5, softcap=5.0)
 
 
 @pytest.mark.parametrize("window", [1, 5, 16, 50, 10_000])
