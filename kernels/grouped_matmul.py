@@ -33,7 +33,7 @@ from localpaged.kernels.vector_ir import HAS_AVX512
 
 # A row's group is rounded in two steps when its peak exceeds this multiple of the mean (root of squares) of the
 # row's peaks: such groups carry most of the error.
-COARSE_PEAK = np.float32(2.5)
+COARSE_PEAK = np.float32(1.6)
 # Groups of a panel that are unpacked at a time: 16 KiB, half of the first cache.
 BLOCK_GROUPS = 16
 # Rows of activations that the panels are multiplied with one after the other fill so much of the second cache.

@@ -37,6 +37,8 @@ NO_WINDOW = 2**31 - 1
 # multiplies pairs of them at once. 512 tokens at the end of 2,000, two cores: 0.6 to 0.7 of the time of float32
 # with AVX2 (vpmaddwd), half with AVX-512 (vpdpwssd).
 INTEGER_TOKENS = 64 if HAS_AVX2 else NO_WINDOW
+# A shorter context costs little in float32, and its few keys average out less of the integers' error.
+INTEGER_CONTEXT = 1024
 
 
 def prefill_attention_reference(
@@ -74,21 +76,21 @@ def prefill_attention_reference(
 
 
 @njit(cache=True)
-def _list_units(starts, num_kv_heads, repeats, integer_tokens):  # type: ignore[no-untyped-def]
-    """Cut the chunks below integer_tokens into units: MAX_LANES query heads of one kv head, token after token.
+def _list_units(starts, num_kv_heads, repeats, skipped):  # type: ignore[no-untyped-def]
+    """Cut the chunks that are not skipped (bool [P]) into units: MAX_LANES query heads of one kv head, token after token.
 
     Returns int64 [units, 4]: chunk, kv head, first lane of the chunk, number of lanes.
     """
     count = 0
     for chunk in range(starts.shape[0] - 1):
-        if starts[chunk + 1] - starts[chunk] >= integer_tokens:
+        if skipped[chunk]:
             continue
         lanes = (starts[chunk + 1] - starts[chunk]) * repeats
         count += num_kv_heads * ((lanes + MAX_LANES - 1) // MAX_LANES)
     units = np.empty((count, 4), np.int64)
     count = 0
     for chunk in range(starts.shape[0] - 1):
-        if starts[chunk + 1] - starts[chunk] >= integer_tokens:
+        if skipped[chunk]:
             continue
         lanes = (starts[chunk + 1] - starts[chunk]) * repeats
         for kv_head in range(num_kv_heads):
@@ -106,16 +108,16 @@ def _kernel():  # type: ignore[no-untyped-def]
     """The kernel, compiled when first asked for."""
 
     @njit(
-        "void(f4[:,:,:],f4[:,:,:,::1],f4[:,:,:,::1],i4[:,:],i4[:],i4[:],f4,i8,f4,i8,i8,f4[:,:,::1])",
+        "void(f4[:,:,:],f4[:,:,:,::1],f4[:,:,:,::1],i4[:,:],i4[:],i4[:],b1[:],f4,i8,f4,i8,f4[:,:,::1])",
         parallel=True,
         cache=True,
     )
     def kernel(  # type: ignore[no-untyped-def]
-        q, k_cache, v_cache, tables, starts, lens, scale, window, softcap, integer_tokens, num_threads, out
+        q, k_cache, v_cache, tables, starts, lens, skipped, scale, window, softcap, num_threads, out
     ):
         num_kv_heads, head_size = k_cache.shape[1], k_cache.shape[3]
         repeats = q.shape[1] // num_kv_heads
-        units = _list_units(starts, num_kv_heads, repeats, integer_tokens)
+        units = _list_units(starts, num_kv_heads, repeats, skipped)
         num_units = units.shape[0]
         for thread in prange(num_threads):
             # Later tokens see more keys, so threads take units in turn.
@@ -274,14 +276,18 @@ def prefill_attention(
         )
     out = torch.empty(q.shape)
     fits = not exact and softcap is None and q.shape[2] % STEP == 0 and q.stride(2) == 1
-    integer_tokens = INTEGER_TOKENS if fits else NO_WINDOW
     if fits and INTEGER_TOKENS < NO_WINDOW:
         # Compiled with the first chunk of any length, which is the engine's warm-up.
         _integer_kernel()
     bounds = starts.tolist()
-    sizes = [end - start for start, end in pairwise(bounds)]
-    for chunk, size in enumerate(sizes):
-        if size >= integer_tokens:
+    in_integers = np.array(
+        [
+            fits and end - start >= INTEGER_TOKENS and length >= INTEGER_CONTEXT
+            for (start, end), length in zip(pairwise(bounds), context_lens.tolist(), strict=True)
+        ]
+    )
+    for chunk, is_integer in enumerate(in_integers):
+        if is_integer:
             rows = slice(bounds[chunk], bounds[chunk + 1])
             _integer_kernel()(
                 q[rows].numpy(),
@@ -294,7 +300,7 @@ def prefill_attention(
                 numba.get_num_threads(),
                 out[rows].numpy(),
             )
-    if min(sizes) >= integer_tokens:
+    if in_integers.all():
         return out
     _kernel()(
         q.numpy(),
@@ -303,10 +309,10 @@ def prefill_attention(
         block_tables.numpy(),
         starts.numpy(),
         context_lens.numpy(),
+        in_integers,
         scale,
         NO_WINDOW if window is None else window,
         0.0 if softcap is None else softcap,
-        integer_tokens,
         numba.get_num_threads(),
         out.numpy(),
     )

@@ -43,6 +43,7 @@ def tolerance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """All chunks take one form, whatever their length and the machine; how far it may be from the reference."""
     integers = request.param == "integers"
     monkeypatch.setattr(module, "INTEGER_TOKENS", 1 if integers else module.NO_WINDOW)
+    monkeypatch.setattr(module, "INTEGER_CONTEXT", 0)
     return INTEGER_ATTENTION if integers else ATTENTION
 
 
@@ -113,7 +114,8 @@ def test_equal_weights_of_equal_values_do_not_overflow(tolerance: float) -> None
 
 def test_long_and_short_chunks_side_by_side_take_their_own_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTEGER_TOKENS", 64)
-    inputs = make([(0, 63), (9, 64), (3, 1)], 6, 2, 64, 16)
+    monkeypatch.setattr(module, "INTEGER_CONTEXT", 73)
+    inputs = make([(0, 63), (9, 64), (8, 64)], 6, 2, 64, 16)
     expected = prefill_attention_reference(*inputs, scale=0.125)
     out = prefill_attention(*inputs, scale=0.125)
     assert (out - expected).abs().max() < INTEGER_ATTENTION
