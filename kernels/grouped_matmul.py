@@ -5,7 +5,7 @@ Each group of an activation row becomes int16 with a float32 scale of its own (m
 most 2^-16 of the group's maximum, and where that is large for the row, what is left becomes int16 once more.
 The products are summed exactly in int32 over the group, the groups in float32. The weights lose nothing.
 Source: the block dot products of ggml (github.com/ggml-org/ggml, ggml-quants.c), with int16 in place of int8.
-Bound by memory for up to about 4 rows: 5 bits a weight for 4-bit weights with a minimum, 8.5 for 8-bit ones
+Bound by memory for up to about 4 rows: 5 bits a weight for 4-bit weights with a minimum, 9 for 8-bit ones
 without. Beyond, by arithmetic: a vpdpwssd (or vpmaddwd and vpaddd) does twice the products of a float32 FMA.
 """
 
@@ -53,7 +53,7 @@ class PackedWeight:
 
     q: uint8 [panels, ...]; for 8 bits pairs of columns [K/2, LANES, 2]; for 4 bits two such pairs in each
         byte, the first in the low half
-    scales: float16 as int16 [panels, K/group, 1 or 2, LANES], the scales and, if there are any, the minima
+    scales: uint8 [panels, ...], float16 or float32 [K/group, 1 or 2, LANES], the scales and, if any, the minima
     bias: float32 [panels * LANES]
     """
 
@@ -63,25 +63,28 @@ class PackedWeight:
     shape: tuple[int, int]
     group: int
     bits: int
+    scale_bits: int
     has_minimum: bool
 
     @cached_property
     def kernel(self) -> Callable:
         """What multiplies weights of this form, compiled at its first call."""
-        return _kernel(self.bits, int(self.has_minimum), self.group)
+        return _kernel(self.bits, self.scale_bits, int(self.has_minimum), self.group)
 
 
 def pack_weight(weight: GroupedWeight, bias: Tensor | None = None) -> PackedWeight | None:
-    """Reorder a weight for the kernel; None where that would round it (scales that float16 cannot hold)."""
+    """Reorder a weight for the kernel, without rounding; None where it has not the form that the kernel reads."""
     rows, columns = weight.q.shape
     q, scale, minimum = weight.q.numpy(), weight.scale.numpy(), weight.minimum
     low, high = int(q.min()), int(q.max())
     fits_4_bits = high - low < 16 and minimum is not None and low >= 0
     parts = [scale] if minimum is None else [scale, minimum.numpy()]
-    halves = [part.astype(np.float16) for part in parts]
+    # Scales are a fifth of what is read of 4-bit weights, and nearly nothing beside 8 bits. Those of the K types are
+    # products of two numbers, which float16 cannot hold.
+    with np.errstate(over="ignore"):
+        fits_half = all((part.astype(np.float16).astype(np.float32) == part).all() for part in parts)
+    scale_type = np.float16 if fits_4_bits and fits_half else np.float32
     if columns % weight.group or weight.group % 4 or low < -128 or high > 127:
-        return None
-    if any((half.astype(np.float32) != part).any() for half, part in zip(halves, parts, strict=True)):
         return None
     panels = -(-rows // LANES)
     padding = panels * LANES - rows
@@ -90,18 +93,19 @@ def pack_weight(weight: GroupedWeight, bias: Tensor | None = None) -> PackedWeig
     pairs = np.ascontiguousarray(by_pair).view(np.uint8).reshape(panels, columns // 2, 2 * LANES)
     if fits_4_bits:
         pairs = pairs[:, 0::2] | (pairs[:, 1::2] << np.uint8(4))
-    stacked = np.stack([np.pad(half, ((0, padding), (0, 0))) for half in halves])
+    stacked = np.stack([np.pad(part.astype(scale_type), ((0, padding), (0, 0))) for part in parts])
     scales = stacked.reshape(len(parts), panels, LANES, -1).transpose(1, 3, 0, 2)
     full_bias = np.zeros(panels * LANES, dtype=np.float32)
     if bias is not None:
         full_bias[:rows] = bias.numpy()
     return PackedWeight(
         np.ascontiguousarray(pairs).reshape(panels, -1),
-        np.ascontiguousarray(scales).reshape(panels, -1).view(np.int16),
+        np.ascontiguousarray(scales).reshape(panels, -1).view(np.uint8),
         full_bias,
         (rows, columns),
         weight.group,
         4 if fits_4_bits else 8,
+        8 * scale_type().itemsize,
         minimum is not None,
     )
 
@@ -166,10 +170,10 @@ def _quantize_tile(x, first_row, rows, groups, ends, q, scales, group):  # type:
 
 
 @cache
-def _kernel(bits: int, has_minimum: int, group: int) -> Callable:
+def _kernel(bits: int, scale_bits: int, has_minimum: int, group: int) -> Callable:
     """The kernel for one form of weight, compiled at its first call."""
-    q_bytes, scale_bytes = group_bytes(bits, has_minimum, group)
-    unpacked_q_bytes, unpacked_scale_bytes = group_bytes(UNPACKED, has_minimum, group)
+    q_bytes, scale_bytes = group_bytes(bits, scale_bits, has_minimum, group)
+    unpacked_q_bytes, unpacked_scale_bytes = group_bytes(UNPACKED, 32, has_minimum, group)
 
     @njit(parallel=True, cache=True)
     def kernel(x, weight, weight_scales, bias, out):  # type: ignore[no-untyped-def]
@@ -206,7 +210,10 @@ def _kernel(bits: int, has_minimum: int, group: int) -> Callable:
                     first = block * BLOCK_GROUPS
                     count = min(BLOCK_GROUPS, num_groups - first)
                     u, us = unpacked.ctypes.data, unpacked_scales.ctypes.data
-                    unpack_groups(w + first * q_bytes, ws + first * scale_bytes, u, us, count, bits, has_minimum, group)
+                    unpack_groups(
+                        w + first * q_bytes, ws + first * scale_bytes, u, us, count,
+                        bits, scale_bits, has_minimum, group,
+                    )  # fmt: skip
                     u -= first * unpacked_q_bytes
                     us -= first * unpacked_scale_bytes
                     for tile in range(part * tiles_at_once, min((part + 1) * tiles_at_once, num_tiles)):
@@ -221,7 +228,7 @@ def _kernel(bits: int, has_minimum: int, group: int) -> Callable:
                         xs = scales.ctypes.data + tile * scales.strides[0] + 8 * entry * MAX_TILE_ROWS
                         multiply_tile(
                             u, us, initial, initial_stride, which, xq, xs, o, stride, count,
-                            MAX_TILE_ROWS, UNPACKED, has_minimum, group,
+                            MAX_TILE_ROWS, UNPACKED, 32, has_minimum, group,
                         )  # fmt: skip
             return
         for panel in prange(weight.shape[0]):
@@ -236,15 +243,15 @@ def _kernel(bits: int, has_minimum: int, group: int) -> Callable:
                 o = out.ctypes.data + tile * MAX_TILE_ROWS * stride + 4 * LANES * panel
                 n = ends[tile, num_blocks]
                 if rows == 1:
-                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 1, bits, has_minimum, group)
+                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 1, bits, scale_bits, has_minimum, group)
                 elif rows == 2:
-                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 2, bits, has_minimum, group)
+                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 2, bits, scale_bits, has_minimum, group)
                 elif rows == 4:
-                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 4, bits, has_minimum, group)
+                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 4, bits, scale_bits, has_minimum, group)
                 elif rows == 8:
-                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 8, bits, has_minimum, group)
+                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 8, bits, scale_bits, has_minimum, group)
                 else:
-                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 16, bits, has_minimum, group)
+                    multiply_tile(w, ws, b, 0, which, xq, xs, o, stride, n, 16, bits, scale_bits, has_minimum, group)
 
     return kernel
 

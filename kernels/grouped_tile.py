@@ -111,16 +111,16 @@ def _unrolled_pairs(rows: int) -> int:
     return 8 if rows == 1 else 4
 
 
-def _scale(v: VectorBuilder, address: Any, part: int, bits: int) -> Any:
+def _scale(v: VectorBuilder, address: Any, part: int, scale_bits: int) -> Any:
     """The scales (part 0) or the minima (part 1) of a group, float32 [LANES]."""
-    if bits == UNPACKED:
+    if scale_bits == 32:
         return v.load(v.offset(address, 4 * LANES * part), F32, LANES)
     return v.ir.fpext(v.load(v.offset(address, 2 * LANES * part), F16, LANES), ir.VectorType(F32, LANES))
 
 
-def group_bytes(bits: int, has_minimum: int, group: int) -> tuple[int, int]:
+def group_bytes(bits: int, scale_bits: int, has_minimum: int, group: int) -> tuple[int, int]:
     """Bytes of one group of a panel: its integers, and its scales and minima."""
-    return group * LANES * bits // 8, (4 if bits == UNPACKED else 2) * LANES * (2 if has_minimum else 1)
+    return group * LANES * bits // 8, LANES * scale_bits // 8 * (2 if has_minimum else 1)
 
 
 @intrinsic(prefer_literal=True)
@@ -132,24 +132,26 @@ def unpack_groups(
     to_scales: Any,
     num_groups: Any,
     bits: Any,
+    scale_bits: Any,
     has_minimum: Any,
     group: Any,
 ) -> Any:
     """num_groups groups of a panel, to int16 pairs and float32 scales; all but num_groups are addresses."""
-    signature = types.void(*([types.intp] * 5), bits, has_minimum, group)
-    form = (bits.literal_value, has_minimum.literal_value, group.literal_value)
-    q_bytes, scale_bytes = group_bytes(*form)
-    to_q_bytes, to_scale_bytes = group_bytes(UNPACKED, *form[1:])
+    literals = (bits, scale_bits, has_minimum, group)
+    signature = types.void(*([types.intp] * 5), *literals)
+    width, scale_width, with_minimum, size = (literal.literal_value for literal in literals)
+    q_bytes, scale_bytes = group_bytes(width, scale_width, with_minimum, size)
+    to_q_bytes, to_scale_bytes = group_bytes(UNPACKED, 32, with_minimum, size)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         v = VectorBuilder(builder)
         weight, scales, to, to_scales, num_groups = arguments[:5]
 
         def unpack(index: Any, carried: list[Any]) -> list[Any]:
-            for i, pair in enumerate(_weight_pairs(v, v.at(weight, index, q_bytes), 0, form[2] // 2, form[0])):
+            for i, pair in enumerate(_weight_pairs(v, v.at(weight, index, q_bytes), 0, size // 2, width)):
                 v.store(pair, v.offset(v.at(to, index, to_q_bytes), 4 * LANES * i))
-            for part in range(2 if form[1] else 1):
-                scale = _scale(v, v.at(scales, index, scale_bytes), part, form[0])
+            for part in range(2 if with_minimum else 1):
+                scale = _scale(v, v.at(scales, index, scale_bytes), part, scale_width)
                 v.store(scale, v.offset(v.at(to_scales, index, to_scale_bytes), 4 * LANES * part))
             return []
 
@@ -174,6 +176,7 @@ def multiply_tile(
     num_entries: Any,
     tile_rows: Any,
     bits: Any,
+    scale_bits: Any,
     has_minimum: Any,
     group: Any,
 ) -> Any:
@@ -183,10 +186,10 @@ def multiply_tile(
     groups: int32 [num_entries], the weight's group that each entry is multiplied by
     x: int16 [num_entries, group/2, tile_rows, 2]; x_scales: float32 [num_entries, 2, tile_rows], scales and sums
     """
-    literals = (tile_rows, bits, has_minimum, group)
+    literals = (tile_rows, bits, scale_bits, has_minimum, group)
     signature = types.void(*([types.intp] * 10), *literals)
-    rows, width, with_minimum, size = (literal.literal_value for literal in literals)
-    q_bytes, scale_bytes = group_bytes(width, with_minimum, size)
+    rows, width, scale_width, with_minimum, size = (literal.literal_value for literal in literals)
+    q_bytes, scale_bytes = group_bytes(width, scale_width, with_minimum, size)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         v = VectorBuilder(builder)
@@ -221,7 +224,7 @@ def multiply_tile(
             else:
                 integers = v.loop(v.integer(size // 2 // unrolled), zeros, add_pairs)
             scale_address = v.at(scales, which, scale_bytes)
-            scale = _scale(v, scale_address, 0, width)
+            scale = _scale(v, scale_address, 0, scale_width)
             x_scale_address = v.at(x_scales, index, 8 * rows)
             results = []
             for row in range(rows):
@@ -232,7 +235,7 @@ def multiply_tile(
                 result = v.fma(builder.fmul(builder.sitofp(total, floats), x_scale), scale, sums[row])
                 if with_minimum:
                     x_sum = v.splat(v.load(v.offset(x_scale_address, 4 * (rows + row)), F32), LANES)
-                    result = v.fma(_scale(v, scale_address, 1, width), x_sum, result)
+                    result = v.fma(_scale(v, scale_address, 1, scale_width), x_sum, result)
                 results.append(result)
             return results
 

@@ -4,6 +4,7 @@ The exact compact form of a GGUF-quantised matrix: w = scale * q + minimum.
 Source: the block layouts in ggml-common.h and ggml-quants.c (github.com/ggml-org/ggml).
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,23 +47,27 @@ class GroupedWeight:
         minimum = None if self.minimum is None else self.minimum[indices]
         return GroupedWeight(self.q[indices], self.scale[indices], minimum, self.group).dequantize()
 
+    def regroup(self, group: int, with_minimum: bool) -> "GroupedWeight":
+        """The same weight in smaller groups, which divide its own, and with a minimum where it had none."""
+        repeats = self.group // group
+        scale = self.scale.repeat_interleave(repeats, dim=1)
+        minimum = None if self.minimum is None else self.minimum.repeat_interleave(repeats, dim=1)
+        if minimum is None and with_minimum:
+            minimum = torch.zeros_like(scale)
+        return GroupedWeight(self.q, scale, minimum, group)
+
     @staticmethod
-    def concatenate(parts: list["GroupedWeight"]) -> "GroupedWeight | None":
-        """Stack matrices of one form over their rows; None when their forms differ."""
-        first = parts[0]
-        if any(
-            part.group != first.group
-            or part.q.dtype != first.q.dtype
-            or (part.minimum is None) != (first.minimum is None)
-            for part in parts
-        ):
-            return None
+    def concatenate(parts: list["GroupedWeight"]) -> "GroupedWeight":
+        """Stack matrices over their rows; those of different forms (Q4_K beside Q6_K) take one that holds both."""
+        group = math.gcd(*(part.group for part in parts))
+        with_minimum = any(part.minimum is not None for part in parts)
+        parts = [part.regroup(group, with_minimum) for part in parts]
         minima = [part.minimum for part in parts if part.minimum is not None]
         return GroupedWeight(
             torch.cat([part.q for part in parts]),
             torch.cat([part.scale for part in parts]),
             torch.cat(minima) if minima else None,
-            first.group,
+            group,
         )
 
 

@@ -77,8 +77,9 @@ def prefill_attention_reference(
 
 @njit(cache=True)
 def _list_units(starts, num_kv_heads, repeats, skipped):  # type: ignore[no-untyped-def]
-    """Cut the chunks that are not skipped (bool [P]) into units: MAX_LANES query heads of one kv head, token after token.
+    """Cut the chunks into units: MAX_LANES query heads of one kv head, token after token.
 
+    skipped: bool [P], chunks that are not cut
     Returns int64 [units, 4]: chunk, kv head, first lane of the chunk, number of lanes.
     """
     count = 0

@@ -82,6 +82,10 @@ def test_a_row_gives_the_same_whatever_its_neighbours(num_rows: int) -> None:
         assert torch.equal(grouped_matmul(x[row : row + 1], packed)[0], together[row])
 
 
-def test_scales_that_float16_would_round_are_not_packed() -> None:
-    matrix = weight(16, 32)
-    assert pack_weight(GroupedWeight(matrix.q, matrix.scale + 1e-6, matrix.minimum, 32)) is None
+@pytest.mark.parametrize("num_rows", [1, 33])
+def test_scales_that_float16_would_round_are_kept_whole(num_rows: int) -> None:
+    matrix = weight(16, 96)
+    finer = GroupedWeight(matrix.q, matrix.scale * 1.0001, matrix.minimum, 32)
+    packed = pack_weight(finer)
+    assert packed is not None and packed.scale_bits == 32
+    check(torch.randn(num_rows, 96), finer)

@@ -65,10 +65,18 @@ def test_compact_weights_multiply_as_float32(kind: GGMLQuantizationType, num_row
     bias = torch.randn(200)
     x = torch.randn(num_rows, 512) * torch.rand(num_rows, 1) * 10
     linear = Linear.pack(expected, bias, weight)
-    # The K types scale a scale: what float16 cannot hold is multiplied in float16 weights.
-    assert (linear.form == "float16") == kind.name.endswith("_K")
-    tolerance = HALF if linear.form == "float16" else GROUPED
-    assert relative(linear(x), linear_reference(x, expected, bias)) < tolerance
+    assert linear.form == ("4-bit" if kind in (Q.Q4_1, Q.Q4_K) else "8-bit")
+    assert relative(linear(x), linear_reference(x, expected, bias)) < GROUPED
+
+
+def test_weights_of_different_types_are_stacked_without_rounding() -> None:
+    # As in a Q4_K_M file: the queries' and keys' weights in Q4_K, the values' in Q6_K.
+    parts = [grouped(kind, 48, 512) for kind in (Q.Q4_K, Q.Q6_K, Q.Q8_0)]
+    stacked = GroupedWeight.concatenate([weight for weight, _ in parts])
+    expected = torch.cat([matrix for _, matrix in parts])
+    assert relative(stacked.dequantize(), expected) < 1e-6
+    x = torch.randn(3, 512)
+    assert relative(Linear.pack(expected, None, stacked)(x), linear_reference(x, expected)) < GROUPED
 
 
 @pytest.mark.parametrize("num_rows", ROWS)
