@@ -200,6 +200,7 @@ def test_wrong_parameters_are_refused_before_anything_is_stored(
         ("POST", "/api/conversations/99/messages", {"parent": None, "text": "Hi"}),
         ("POST", "/api/messages/99/choose", None),
         ("POST", "/api/messages/99/regenerate", {}),
+        ("POST", "/api/messages/99/continue", {}),
         ("POST", "/api/messages/delete", {"ids": [99]}),
     ],
 )

@@ -27,6 +27,16 @@ def run(text: bytes, stop: tuple[str, ...] = (), include: bool = False) -> tuple
     return pieces, detokenizer.matched_stop
 
 
+def test_an_answer_that_goes_on_reads_as_after_the_tokens_before_it() -> None:
+    # As SentencePiece decodes: a space at the very beginning is dropped.
+    def decode(token_ids: list[int]) -> str:
+        return "".join(["", " one", " two", " three"][token_id] for token_id in token_ids).removeprefix(" ")
+
+    assert Detokenizer(decode).push(2) == "two"
+    assert Detokenizer(decode, before=[1]).push(2) == " two"
+    assert Detokenizer(decode, before=[1]).finish() == ""
+
+
 def test_characters_come_whole() -> None:
     pieces, _ = run("aé猫🐈".encode())
     assert [piece for piece in pieces if piece] == ["a", "é", "猫", "🐈"]

@@ -111,6 +111,19 @@ def test_regenerating_and_branches_reuse_what_they_share(server: ServerProcess) 
         assert answer["timings"]["num_computed_tokens"] == 1
 
 
+def test_an_answer_that_was_cut_off_goes_on_from_its_last_token(server: ServerProcess) -> None:
+    chat = Chat(server)
+    (answer,) = chat.ask("Tell me about lighthouses.", max_tokens=10)
+    assert answer["finish_reason"] == "length"
+    history = chat.num_history()
+    job = chat.call("POST", f"/api/messages/{answer['id']}/continue", {"sampling": {"max_tokens": 6}})
+    (more,) = chat.answers(job["job"], 1)
+    assert more["id"] == answer["id"] and more["text"].startswith(answer["text"])
+    assert more["timings"]["num_tokens"] > answer["timings"]["num_tokens"]
+    assert cached(more) == history - 1
+    assert len(chat.view()["turns"]) == 2
+
+
 def test_forgetting_a_conversation_frees_blocks_and_files(server: ServerProcess) -> None:
     chat = Chat(server)
     chat.ask("What is written? " + LONG)

@@ -112,8 +112,9 @@ class EngineClient:
         request_id: str | None = None,
         conversation: str | None = None,
         lease_ids: list[str] | None = None,
+        goes_on: bool = False,
     ) -> AsyncIterator[Event]:
-        """Submit one request and yield its events until Finished or Failed; conversation and leases as in Generate.
+        """Submit one request and yield its events until Finished or Failed; what is not said here is as in Generate.
 
         Restarts a dead process first. When the process dies under the request the last event is
         Failed with code "engine_dead". Closing the iterator early cancels the request.
@@ -138,6 +139,7 @@ class EngineClient:
                     params=params,
                     conversation=conversation,
                     lease_ids=lease_ids or [],
+                    goes_on=goes_on,
                 )
             )
             while not ended:

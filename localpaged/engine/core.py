@@ -39,6 +39,7 @@ from localpaged.errors import InvalidRequestError, LocalpagedError
 logger = logging.getLogger(__name__)
 
 LOGITS_ROWS = 64
+CONTEXT_TOKENS = 8  # tell how the next one reads: whether a space is before it
 
 
 class EngineCore:
@@ -182,8 +183,9 @@ class EngineCore:
             raise InvalidRequestError(f"A request {command.request_id!r} is running already.", "request_id")
         params = command.params
         request = make_request(command, self.scheduler, self.eos_token_ids, self.vocab_size)
+        before = command.prompt_token_ids[-CONTEXT_TOKENS:] if command.goes_on else []
         candidates = [
-            Candidate(Detokenizer(self.decode, params.stop, params.include_stop_str_in_output))
+            Candidate(Detokenizer(self.decode, params.stop, params.include_stop_str_in_output, before))
             for _ in request.sequences
         ]
         beams = BeamSearch(request) if params.beam_width is not None else None

@@ -13,17 +13,22 @@ Decode = Callable[[list[int]], str]
 
 
 class Detokenizer:
-    """The text of one growing answer. decode turns token ids to text, broken characters to U+FFFD."""
+    """The text of one growing answer. decode turns token ids to text, broken characters to U+FFFD.
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = (), include_stop: bool = False) -> None:
+    before: tokens that the answer goes on from, whose text is not part of it.
+    """
+
+    def __init__(
+        self, decode: Decode, stop: Sequence[str] = (), include_stop: bool = False, before: Sequence[int] = ()
+    ) -> None:
         self._decode = decode
         self._stop = tuple(stop)
         self._include_stop = include_stop
-        self._token_ids: list[int] = []
+        self._token_ids: list[int] = list(before)
         # Tokens before _read are in the text. Those from _context on give the next ones their
         # surroundings, since how a token reads can depend on the one before it.
         self._context = 0
-        self._read = 0
+        self._read = len(self._token_ids)
         self._held = ""
         self.matched_stop: str | None = None
 

@@ -24,7 +24,8 @@ class Generate(msgspec.Struct, tag=True, kw_only=True):
     """Ask for the candidates of one prompt.
 
     conversation: whose leases the prompt may start from. lease_ids: one for each candidate, under which its blocks
-    are kept when it ends; empty to keep nothing.
+    are kept when it ends; empty to keep nothing. goes_on: the answer goes on in the middle of the prompt's text, where
+    how a token reads depends on those before it.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class Generate(msgspec.Struct, tag=True, kw_only=True):
     params: SamplingParams
     conversation: str | None = None
     lease_ids: list[str] = []
+    goes_on: bool = False
 
 
 class Cancel(msgspec.Struct, tag=True):

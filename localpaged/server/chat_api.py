@@ -203,6 +203,11 @@ def router(
     async def regenerate(message_id: int, body: Again) -> dict[str, Any]:
         return started(await jobs.regenerate(message_id, body.sampling.params()))
 
+    @routes.post("/messages/{message_id}/continue", status_code=202)
+    async def continue_answer(message_id: int, body: Again) -> dict[str, Any]:
+        """Write on where an answer was cut off or stopped."""
+        return started(await jobs.continue_answer(message_id, body.sampling.params()))
+
     @routes.post("/messages/{message_id}/choose")
     async def choose(message_id: int) -> dict[str, Any]:
         """Show a message among its siblings; where they are being written, stop the others."""

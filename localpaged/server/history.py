@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from localpaged.store.message import Message
 
+# Of one character in UTF-8, and so the most tokens that it takes.
+MOST_BYTES = 4
+
 
 class Tokenizer(Protocol):
     """What this needs of localpaged.models.chat_tokenizer.ChatTokenizer."""
@@ -59,6 +62,14 @@ def record_span(user: Message, before: list[Message], prompt: Prompt) -> None:
     """Write into a user message the span that it adds to the ids of the messages before it."""
     user.num_kept_tokens = min(prompt.num_kept, len(branch_token_ids(before)))
     user.token_ids = prompt.token_ids[user.num_kept_tokens :]
+
+
+def whole_characters(tokenizer: Tokenizer, token_ids: list[int]) -> list[int]:
+    """The ids without those at the end that begin a character and do not complete it."""
+    for end in range(len(token_ids), max(len(token_ids) - MOST_BYTES, 0), -1):
+        if not tokenizer.decode(token_ids[:end]).endswith("\ufffd"):
+            return token_ids[:end]
+    return token_ids
 
 
 def _num_agreeing(tokenizer: Tokenizer, stored: list[int], rendered: str) -> int:

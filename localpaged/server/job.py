@@ -18,17 +18,16 @@ PACE_S = 1 / 15
 class Candidate:
     """One answer while it is written: its message, and what the log does not have yet."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, index: int) -> None:
         self.message = message
-        self.message.timings = Timings()
+        self.index = index
+        # An answer that goes on counts what it has; its speed is that of the new tokens.
+        self.num_before = len(message.token_ids)
+        self.message.timings = Timings(num_tokens=self.num_before)
         self.unsent_text = ""
         self.changed = False
         self.first_token_at: float | None = None
         self.last_token_at = 0.0
-
-    @property
-    def index(self) -> int:
-        return self.message.candidate or 0
 
     @property
     def running(self) -> bool:
@@ -58,8 +57,9 @@ class Candidate:
                 timings.ttft_s = now - begun_at
             timings.num_tokens += len(delta.token_ids)
             elapsed = self.last_token_at - self.first_token_at
-            if timings.num_tokens > 1 and elapsed > 0:
-                timings.tokens_per_s = (timings.num_tokens - 1) / elapsed
+            num_new = timings.num_tokens - self.num_before
+            if num_new > 1 and elapsed > 0:
+                timings.tokens_per_s = (num_new - 1) / elapsed
         if delta.finish_reason == "error":
             self.end("error", error="The model failed on this answer. Regenerate it.")
         elif delta.finish_reason is not None:
@@ -94,16 +94,17 @@ class Candidate:
 
 
 class Job:
-    """The answers to one user message, being written.
+    """The answers to one user message, being written; goes_on: the only one had begun before.
 
     phase: "queued", "loading" (the model), "prefill", "decoding", "done". The log only grows; an
     event's id is its place in it.
     """
 
-    def __init__(self, job_id: str, user: Message, candidates: list[Message]) -> None:
+    def __init__(self, job_id: str, user: Message, candidates: list[Message], goes_on: bool = False) -> None:
         self.id = job_id
         self.user = user
-        self.candidates = [Candidate(message) for message in candidates]
+        self.candidates = [Candidate(message, index) for index, message in enumerate(candidates)]
+        self.goes_on = goes_on
         self.log: list[JobEvent] = []
         self.phase = "queued"
         self.prefill: JobEvent = {"computed": 0, "total": 0, "cached": 0}

@@ -7,7 +7,7 @@ runs, partial answers once a second, the ends at once.
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -16,12 +16,15 @@ from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Failed, Finished
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import InvalidRequestError, LocalpagedError, StoreError
-from localpaged.server.history import Tokenizer, build_prompt, record_span
+from localpaged.server.history import Tokenizer, branch_token_ids, build_prompt, record_span, whole_characters
 from localpaged.server.job import PACE_S, Job
 from localpaged.store.message import Message, NotFoundError
 from localpaged.store.store import Store
 
 logger = logging.getLogger(__name__)
+
+
+BUSY = "This conversation is still answering. Wait for it, or stop it first."
 
 
 class ConversationBusyError(InvalidRequestError):
@@ -73,7 +76,7 @@ class JobManager:
                 await self._store.do(self._chats.update, conversation_id, title=_title_of(text))
             return user
 
-        return await self._start(conversation_id, add(), params)
+        return await self._start(conversation_id, self._add_candidates(add, params), params)
 
     async def regenerate(self, user_message_id: int, params: SamplingParams) -> Job:
         """Start further answers to a user message, beside those it has."""
@@ -84,7 +87,42 @@ class JobManager:
         async def same() -> Message:
             return user
 
-        return await self._start(user.conversation, same(), params)
+        return await self._start(user.conversation, self._add_candidates(same, params), params)
+
+    async def continue_answer(self, message_id: int, params: SamplingParams) -> Job:
+        """Write on where an answer was cut off or stopped; nothing that it has is computed again."""
+        answer = await self._store.do(self._chats.message, message_id)
+        parent = answer.parent
+        if answer.role != "assistant" or parent is None:
+            raise InvalidRequestError("Only an answer can be continued.", "message")
+        if answer.state == "running" or answer.conversation in self._running:
+            raise ConversationBusyError(BUSY, "conversation")
+        if answer.finish_reason == "stop" or not answer.text:
+            raise InvalidRequestError("This answer is complete. Ask for more in a message.", "message")
+        if len(await self._store.do(self._chats.subtree, message_id)) > 1:
+            raise InvalidRequestError("Messages follow this answer. Regenerate it, or ask for more.", "message")
+        self._check_room(branch_token_ids(await self._store.do(self._chats.path_to, message_id)))
+
+        async def go_on() -> tuple[Message, list[Message]]:
+            tokenizer = await asyncio.to_thread(self._tokenizer_provider)
+            answer.token_ids = whole_characters(tokenizer, answer.token_ids)
+            answer.text = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+            answer.state, answer.finish_reason, answer.error = "running", None, None
+            user = await self._store.do(self._chats.message, parent)
+            await self._store.do(self._chats.choose, message_id)
+            await self._store.do(self._chats.save_messages, [answer])
+            return user, [answer]
+
+        params = msgspec.structs.replace(params, n=1)
+        return await self._start(answer.conversation, go_on(), params, goes_on=True)
+
+    def _check_room(self, token_ids: list[int]) -> None:
+        info = self._engine.info
+        if info is not None and len(token_ids) >= info.max_model_len:
+            raise InvalidRequestError(
+                f"The conversation fills the model's window of {info.max_model_len:,} tokens. Start a new one.",
+                "message",
+            )
 
     async def stop(self, job_id: str, indexes: list[int] | None = None) -> None:
         """End a job, or some of its candidates. What they wrote stays. Unknown jobs are ignored."""
@@ -110,29 +148,31 @@ class JobManager:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _add_candidates(
+        self, add_user: Callable[[], Awaitable[Message]], params: SamplingParams
+    ) -> tuple[Message, list[Message]]:
+        user = await add_user()
+        model = self._engine.info.name if self._engine.info else None
+        return user, await self._store.do(self._chats.add_candidates, user.id, params.n, model, _sampling_of(params))
+
     async def _start(
-        self, conversation_id: int, user_message: Coroutine[Any, Any, Message], params: SamplingParams
+        self,
+        conversation_id: int,
+        messages: Coroutine[Any, Any, tuple[Message, list[Message]]],
+        params: SamplingParams,
+        goes_on: bool = False,
     ) -> Job:
+        """Run a job on what `messages` makes: the user message and the answers to write."""
         if conversation_id in self._running:
-            user_message.close()
-            raise ConversationBusyError(
-                "This conversation is still answering. Wait for it, or stop it first.", "conversation"
-            )
+            messages.close()
+            raise ConversationBusyError(BUSY, "conversation")
         self._running[conversation_id] = None
         try:
-            user = await user_message
-            info = self._engine.info
-            candidates = await self._store.do(
-                self._chats.add_candidates,
-                user.id,
-                params.n,
-                info.name if info else None,
-                _sampling_of(params),
-            )
+            user, candidates = await messages
         except BaseException:
             del self._running[conversation_id]
             raise
-        job = Job(uuid.uuid4().hex[:16], user, candidates)
+        job = Job(uuid.uuid4().hex[:16], user, candidates, goes_on)
         self._jobs[job.id] = job
         self._running[conversation_id] = job
         self._tasks[job.id] = asyncio.create_task(self._run(job, params))
@@ -175,9 +215,10 @@ class JobManager:
         prompt = await asyncio.to_thread(build_prompt, tokenizer, conversation.system_prompt, path)
         record_span(path[-1], path[:-1], prompt)
         await self._store.do(self._chats.save_messages, [path[-1]])
+        token_ids = prompt.token_ids + (job.candidates[0].message.token_ids if job.goes_on else [])
         info = self._engine.info
         if info is not None:
-            room = info.max_model_len - len(prompt.token_ids)
+            room = info.max_model_len - len(token_ids)
             if params.max_tokens is None or 0 < room < params.max_tokens:
                 params = msgspec.structs.replace(params, max_tokens=max(room, 1))
             for candidate in job.candidates:
@@ -185,11 +226,12 @@ class JobManager:
         early_stops = [candidate.index for candidate in job.candidates if not candidate.running]
         job.begin()
         async for event in self._engine.generate(
-            prompt.token_ids,
+            token_ids,
             params,
             job.id,
             conversation=str(job.conversation_id),
             lease_ids=[lease_id_of(candidate.message.id) for candidate in job.candidates],
+            goes_on=job.goes_on,
         ):
             if isinstance(event, Failed):
                 if event.code != "cancelled":

@@ -62,6 +62,14 @@ def test_stop_one_and_stop_all_keep_what_was_written(
     assert all(texts)
     page.keyboard.press("1")
     expect(page.locator(".lp-turn.assistant .lp-meta")).to_contain_text("stopped")
+    before = page.locator(".lp-turn.assistant .lp-md").inner_text()
+    page.get_by_role("button", name="Continue").click()
+    page.wait_for_function(
+        f"document.querySelector('.lp-card-body')?.innerText.length > {len(before) + 20}", timeout=ANSWER_TIMEOUT_MS
+    )
+    cards(page).get_by_role("button", name="Stop").click()
+    wait_for_quiet(page)
+    expect(page.locator(".lp-turn.assistant .lp-md")).to_contain_text(before[:40])
     ask(page, "Thank you.", answers=1)
     wait_for_quiet(page)
 

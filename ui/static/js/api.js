@@ -47,6 +47,7 @@ export const getConversation = (id, before) =>
 export const sendMessage = (id, parent, text, sampling) =>
   call("POST", `/api/conversations/${id}/messages`, { parent, text, sampling });
 export const regenerate = (message, sampling) => call("POST", `/api/messages/${message}/regenerate`, { sampling });
+export const continueAnswer = (message, sampling) => call("POST", `/api/messages/${message}/continue`, { sampling });
 export const choose = (message) => call("POST", `/api/messages/${message}/choose`, {});
 export const reopen = (message) => call("POST", `/api/messages/${message}/reopen`, {});
 export const deleteMessages = (ids) => call("POST", "/api/messages/delete", { ids });

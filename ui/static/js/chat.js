@@ -52,9 +52,11 @@ export class Chat {
     });
     this.transcript = new Transcript({
       choose: (card) => this.choose(card),
-      stop: (card) => this.job && this.attempt(() => api.stop(this.job.id, [card.message.candidate])),
+      stop: (card) => this.job && this.attempt(() => api.stop(this.job.id, [this.transcript.deck.indexOf(card)])),
       stopAll,
-      regenerate: (user) => this.regenerate(user),
+      regenerate: (user = this.view.turns.at(-1).message.id) =>
+        this.write(() => api.regenerate(user, this.settings.sampling)),
+      goOn: (answer) => this.write(() => api.continueAnswer(answer, this.settings.sampling)),
       edit: (message, text) => this.send(text, message.parent),
       switchTo: (id) => this.change(() => api.choose(id)),
       reopen: (id) => this.change(() => api.reopen(id)),
@@ -233,9 +235,9 @@ export class Chat {
     return true;
   }
 
-  async regenerate(user = this.view?.turns.at(-1)?.message.id) {
-    if (this.job || !user) return;
-    if (!(await this.attempt(() => api.regenerate(user, this.settings.sampling)))) return;
+  /** Start a job on messages that are there. */
+  async write(start) {
+    if (this.job || !(await this.attempt(start))) return;
     await this.reload();
     this.scroller.begin(this.transcript.anchor());
   }

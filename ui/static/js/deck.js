@@ -123,6 +123,11 @@ export class Deck {
     announce(failed ? `${plural(failed, "answer")} failed.` : `${plural(this.cards.length, "answer")} complete.`);
   }
 
+  /** The place of a card among the answers of the job that writes them. */
+  indexOf(card) {
+    return this.cards.length === 1 ? 0 : card.message.candidate;
+  }
+
   cardOf(key) {
     return this.cards[Number(key) - 1] ?? null;
   }

@@ -6,7 +6,7 @@ import { LETTERS } from "./candidate.js";
 import { Deck, latestOf } from "./deck.js";
 
 export class Transcript {
-  /** actions: {choose, stop, stopAll, regenerate, edit, switchTo, reopen, earlier, kv}. */
+  /** actions: {choose, stop, stopAll, regenerate, goOn, edit, switchTo, reopen, earlier, kv}. */
   constructor(actions) {
     this.actions = actions;
     this.element = h("div", { class: "lp-thread", role: "log", "aria-live": "off", "aria-label": "Conversation" });
@@ -79,10 +79,11 @@ export class Transcript {
   row(turn, next, place) {
     const { message } = turn;
     const timings = next?.role === "assistant" ? next.timings : null;
-    const key = JSON.stringify([message.state, message.text.length, turn.siblings, message.role === "user" && timings]);
+    const isLast = turn === this.view.turns.at(-1);
+    const key = JSON.stringify([message.state, message.text.length, turn.siblings, message.role === "user" && timings, isLast]);
     const before = this.rows.get(message.id);
     if (before?.key === key) return before;
-    const element = message.role === "user" ? this.userRow(turn, timings, place) : this.answerRow(turn);
+    const element = message.role === "user" ? this.userRow(turn, timings, place) : this.answerRow(turn, isLast);
     return { key, element };
   }
 
@@ -156,7 +157,7 @@ export class Transcript {
     area.focus();
   }
 
-  answerRow(turn) {
+  answerRow(turn, isLast) {
     const { message } = turn;
     const body = h("div", { class: "lp-md" });
     const text = new MarkdownText(body);
@@ -189,6 +190,7 @@ export class Transcript {
         this.switcher(turn),
         message.text && copy,
         turn.siblings.length > 1 && link("Compare", () => this.actions.reopen(message.parent)),
+        isLast && message.text && message.finish_reason !== "stop" && link("Continue", () => this.actions.goOn(message.id)),
         link(message.text ? "Regenerate" : "Try again", () => this.actions.regenerate(message.parent)),
         h("span", { class: "lp-meta-end" }, figures.join(" · ")),
       ),
