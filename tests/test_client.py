@@ -78,6 +78,7 @@ def test_candidates_stream_to_their_end(config: EngineConfig) -> None:
 
 def test_a_killed_engine_fails_what_ran_and_the_next_message_works(config: EngineConfig) -> None:
     async def work(client: EngineClient) -> None:
+        client.pin("chat", True)
         await client.wait_ready()
         params = SamplingParams(n=2, max_tokens=400, ignore_eos=True)
         running = [asyncio.create_task(read(client.generate(PROMPT, params))) for _ in range(2)]
@@ -92,9 +93,11 @@ def test_a_killed_engine_fails_what_ran_and_the_next_message_works(config: Engin
         assert client.state == "dead"
         with pytest.raises(EngineDeadError):
             await client.stats()
-        events = await read(client.generate(PROMPT, SamplingParams(max_tokens=3)))
+        events = await read(client.generate(PROMPT, SamplingParams(max_tokens=3), None, "chat", ["1"]))
         assert isinstance(events[-1], Finished)
         assert client.num_restarts == 1
+        (one,) = await client.residency()
+        assert one.conversation == "chat" and one.pinned
 
     with_client(config, work)
 

@@ -42,6 +42,22 @@ def test_unknown_conversations_cannot_be_pinned(client: TestClient) -> None:
     assert client.post("/api/kv/conversations/99/pin", json={"pinned": True}).status_code == 404
 
 
+def test_pins_outlive_the_server(tmp_path: Path) -> None:
+    engine, again = FakeEngine(), FakeEngine()
+    with client_on(tmp_path, engine) as client:
+        wait_for_model(client)
+        first, second, third = (new(client) for _ in range(3))
+        for pinned in (first, second):
+            client.post(f"/api/kv/conversations/{pinned}/pin", json={"pinned": True})
+        client.patch(f"/api/conversations/{third}", json={"pinned": True})
+        client.post(f"/api/kv/conversations/{second}/pin", json={"pinned": False})
+        # One that is pinned in the list stays so.
+        client.post(f"/api/kv/conversations/{third}/pin", json={"pinned": False})
+        assert engine.told[-1] == ("pin", str(third), True)
+    with client_on(tmp_path, again):
+        assert again.told == [("pin", str(first), True), ("pin", str(third), True)]
+
+
 def test_choosing_opening_pinning_and_deleting_reach_the_engine(client: TestClient, engine: FakeEngine) -> None:
     conversation = new(client)
     view = ask(client, conversation, "Hello", n=3)

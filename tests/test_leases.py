@@ -65,6 +65,21 @@ def test_adopting_an_answer_copies_nothing_but_the_block_that_is_written() -> No
     assert chats.step().copies == []
 
 
+def test_of_the_answers_to_one_question_the_last_one_chosen_is() -> None:
+    chats = Chats(64)
+    prompt = tokens(1, 10)
+    chats.turn("a", prompt, n=3)
+    one, two, three = chats.leases
+    chats.leases.choose(one.id)
+    chats.leases.choose(two.id)
+    assert [lease.chosen for lease in (one, two, three)] == [False, True, False]
+    chats.turn("a", [*two.token_ids, *tokens(2, 4)])
+    chats.turn("b", prompt)
+    assert two.chosen  # neither what follows it nor another conversation is an answer to its question
+    chats.turn("a", prompt)  # regenerated, as a single answer
+    assert not two.chosen
+
+
 def test_regenerating_and_editing_start_from_the_deepest_lease() -> None:
     chats = Chats(64)
     prompt = tokens(1, 10)

@@ -64,6 +64,8 @@ class EngineClient:
         self._events: dict[str, asyncio.Queue[Event]] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count()
+        # A process that is started again is told anew.
+        self._pinned: set[str] = set()
 
     @property
     def pid(self) -> int | None:
@@ -162,7 +164,8 @@ class EngineClient:
             self._send(ChooseLease(lease_id))
 
     def pin(self, conversation: str, pinned: bool) -> None:
-        """Let a conversation's KV be the last to go, or no longer."""
+        """Let a conversation's KV be the last to go, or no longer; an engine that starts later is told too."""
+        (self._pinned.add if pinned else self._pinned.discard)(conversation)
         if self.state == "ready":
             self._send(PinConversation(conversation, pinned))
 
@@ -257,6 +260,8 @@ class EngineClient:
     def _deliver(self, reply: Reply) -> None:
         if isinstance(reply, Ready):
             self.info, self.state = reply.info, "ready"
+            for conversation in self._pinned:
+                self.pin(conversation, True)
             self._settled.set()
         elif isinstance(reply, StartFailed):
             self.start_error = reply.message

@@ -30,7 +30,7 @@ MOST_REMEMBERED = 4096
 class Lease:
     """token_ids[:num_computed] have their KV in block_table; the first num_registered_blocks blocks are findable.
 
-    num_shared_tokens: what it has in common with other answers to the same question.
+    num_prompt_tokens: the tokens that were asked. num_shared_tokens: what it has in common with other answers.
     """
 
     id: str
@@ -41,6 +41,7 @@ class Lease:
     num_registered_blocks: int
     used: int
     used_at: float
+    num_prompt_tokens: int = 0
     num_shared_tokens: int = 0
     chosen: bool = False
     on_probation: bool = False
@@ -96,6 +97,7 @@ class Leases:
             sequence.num_registered_blocks,
             next(self._clock),
             time.time(),
+            sequence.num_prompt_tokens,
             sequence.num_prompt_tokens if len(sequence.request.sequences) > 1 else 0,
             # A single answer is chosen without being pressed.
             chosen=len(sequence.request.sequences) == 1,
@@ -105,6 +107,7 @@ class Leases:
         self._by_conversation.setdefault(conversation, {})[lease_id] = lease
         self._current = conversation
         if lease.chosen:
+            self._prefer(lease)
             self.fresh.append(lease)
         return lease
 
@@ -130,9 +133,16 @@ class Leases:
         """Mark an answer as the one that its conversation goes on from; None for one that is not here."""
         for lease in self:
             if lease.id == lease_id:
-                lease.chosen = True
+                self._prefer(lease)
                 return lease
         return None
+
+    def _prefer(self, chosen: Lease) -> None:
+        """Let an answer be the chosen one of those to the same question."""
+        num_prompt = chosen.num_prompt_tokens
+        for other in self._by_conversation[chosen.conversation].values():
+            if other.num_prompt_tokens == num_prompt and other.num_common(chosen.token_ids) >= num_prompt:
+                other.chosen = other is chosen
 
     def pin(self, conversation: str, pinned: bool) -> None:
         """Let a conversation's leases go after those of all others, or no longer."""

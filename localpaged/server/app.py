@@ -76,6 +76,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for conversation in await store.do(store.conversations.with_pinned_kv):
+            engine.pin(str(conversation), True)
         await engine.start()
         try:
             yield

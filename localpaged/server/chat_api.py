@@ -177,9 +177,10 @@ def router(
     @routes.patch("/conversations/{conversation_id}")
     async def change_conversation(conversation_id: int, body: ConversationChange) -> dict[str, Any]:
         fields = {name: value for name, value in body.model_dump().items() if value is not None}
+        conversation = await store.do(chats.update, conversation_id, **fields)
         if body.pinned is not None:
-            engine.pin(str(conversation_id), body.pinned)
-        return conversation_json(await store.do(chats.update, conversation_id, **fields))
+            engine.pin(str(conversation_id), conversation.pinned or conversation.kv_pinned)
+        return conversation_json(conversation)
 
     @routes.delete("/conversations/{conversation_id}")
     async def delete_conversation(conversation_id: int) -> dict[str, Any]:

@@ -209,8 +209,6 @@ class JobManager:
             await self._engine.wait_ready()
         tokenizer = await asyncio.to_thread(self._tokenizer_provider)
         conversation = await self._store.do(self._chats.get, job.conversation_id)
-        if conversation.pinned:
-            self._engine.pin(str(job.conversation_id), True)
         path = await self._store.do(self._chats.path_to, job.user.id)
         prompt = await asyncio.to_thread(build_prompt, tokenizer, conversation.system_prompt, path)
         record_span(path[-1], path[:-1], prompt)

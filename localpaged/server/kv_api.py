@@ -48,10 +48,10 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
 
     @routes.post("/conversations/{conversation_id}/pin")
     async def pin(conversation_id: int, body: Pin) -> dict[str, Any]:
-        """Let this conversation's KV be the last to give way, or no longer."""
+        """Let this conversation's KV be the last to give way, or no longer. That of one pinned in the list stays so."""
         check_ready()
-        await store.do(chats.get, conversation_id)
-        engine.pin(str(conversation_id), body.pinned)
+        conversation = await store.do(chats.update, conversation_id, kv_pinned=body.pinned)
+        engine.pin(str(conversation_id), conversation.pinned or conversation.kv_pinned)
         return {"conversation": conversation_id, "pinned": body.pinned}
 
     @routes.delete("/conversations/{conversation_id}")

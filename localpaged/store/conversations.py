@@ -22,7 +22,7 @@ from localpaged.store.message import (
     unpack_token_ids,
 )
 
-_UPDATABLE = {"title", "system_prompt", "settings", "pinned"}
+_UPDATABLE = {"title", "system_prompt", "settings", "pinned", "kv_pinned"}
 
 
 class Conversations:
@@ -90,8 +90,13 @@ class Conversations:
         rows = self._db.rows("SELECT count(*) AS n FROM conversations WHERE deleted IS NULL")
         return int(rows[0]["n"])
 
+    def with_pinned_kv(self) -> list[int]:
+        """The conversations whose KV is to be the last to go."""
+        rows = self._db.rows("SELECT id FROM conversations WHERE (pinned OR kv_pinned) AND deleted IS NULL")
+        return [row["id"] for row in rows]
+
     def update(self, conversation_id: int, **fields: Any) -> Conversation:
-        """Change title, system_prompt, settings or pinned."""
+        """Change title, system_prompt, settings, pinned or kv_pinned."""
         unknown = fields.keys() - _UPDATABLE
         assert not unknown, unknown
         self.get(conversation_id)
@@ -347,6 +352,7 @@ def _conversation(row: dict[str, Any]) -> Conversation:
         system_prompt=row["system_prompt"],
         settings=json.loads(row["settings"]),
         pinned=bool(row["pinned"]),
+        kv_pinned=bool(row["kv_pinned"]),
         chosen_root=row["chosen_root"],
         created=row["created"],
         updated=row["updated"],

@@ -56,13 +56,17 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class Conversation(msgspec.Struct, kw_only=True):
-    """A conversation without its messages. An empty title means that none was given yet."""
+    """A conversation without its messages. An empty title means that none was given yet.
+
+    pinned: stands at the top of the list; its KV is pinned too. kv_pinned: its KV is, wherever it stands.
+    """
 
     id: int
     title: str = ""
     system_prompt: str = ""
     settings: dict[str, Any] = {}
     pinned: bool = False
+    kv_pinned: bool = False
     chosen_root: int | None = None
     created: float = 0.0
     updated: float = 0.0

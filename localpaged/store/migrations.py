@@ -61,3 +61,8 @@ def m002_search(db: sqlite_utils.Database) -> None:
 @MIGRATIONS()
 def m003_deleted_conversations_can_come_back(db: sqlite_utils.Database) -> None:
     db.execute("ALTER TABLE conversations ADD COLUMN deleted REAL")
+
+
+@MIGRATIONS()
+def m004_kv_can_be_pinned(db: sqlite_utils.Database) -> None:
+    db.execute("ALTER TABLE conversations ADD COLUMN kv_pinned INTEGER NOT NULL DEFAULT 0")
