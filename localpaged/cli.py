@@ -35,7 +35,7 @@ Prefix = Annotated[
 ]
 GpuMemory = Annotated[float | None, typer.Option(help="Share of the device's memory for weights and KV.")]
 KvDtype = Annotated[str | None, typer.Option(help="auto or float32.")]
-Swap = Annotated[float | None, typer.Option(help="GiB of host memory for swapped KV; 0 on a CPU.")]
+Swap = Annotated[float | None, typer.Option(help="GiB of memory for KV that had to leave the pool (0).")]
 
 
 def _print_version(value: bool) -> None:
@@ -207,9 +207,10 @@ def ps(
     if conversations:
         print(f"\n{'chat':>5}  {'kv':<5} {'tokens':>7} {'blocks':>7} {'private':>7} {'memory':>9} {'disk':>9}  title")
     for one in conversations:
+        in_memory = one["num_bytes"] + one["num_host_bytes"]
         print(
             f"{one['conversation']:>5}  {one['tier']:<5} {one['num_tokens']:>7} {one['num_blocks']:>7} "
-            f"{one['num_private_blocks']:>7} {_human(one['num_bytes']):>9} {_human(one['num_disk_bytes']):>9}  "
+            f"{one['num_private_blocks']:>7} {_human(in_memory):>9} {_human(one['num_disk_bytes']):>9}  "
             f"{one['title']}{' (pinned)' if one['pinned'] else ''}"
         )
 

@@ -56,7 +56,9 @@ class Settings(BaseSettings):
     gpu_memory_utilization: float | None = Field(
         None, gt=0, le=1, description="Share of the device's memory for weights and KV, if kv_cache_memory is open."
     )
-    swap_space: float = Field(0, ge=0, description="GiB of host memory for swapped KV; a CPU engine has none.")
+    swap_space: float = Field(
+        0, ge=0, description="GiB of memory for KV of conversations that had to leave the pool; 0 keeps none there."
+    )
     max_model_len: int | None = Field(None, description="Longest sequence; default: the model's window.")
     max_num_seqs: int = Field(64, description="Candidates that run at once.")
     max_num_batched_tokens: int | None = Field(None, description="Token budget of one step.")
@@ -97,11 +99,6 @@ class Settings(BaseSettings):
         """
         if self.kv_cache_dtype not in ("auto", "float32"):
             raise SettingError(f"--kv-cache-dtype {self.kv_cache_dtype} is not available here. Use auto or float32.")
-        if self.swap_space > 0:
-            raise SettingError(
-                "--swap-space is for engines whose KV is on a GPU; here it is in host memory already. "
-                "Leave it at 0 and give more --kv-cache-memory."
-            )
         return EngineConfig(
             model=str(path),
             name=name,
@@ -116,6 +113,7 @@ class Settings(BaseSettings):
             enable_prefix_caching=self.enable_prefix_caching,
             kv_folder=str(home() / "kv") if keeps_kv else None,
             kv_disk_space=self.kv_disk_space or 0,
+            swap_space=self.swap_space,
             check_when_idle=self.debug,
         )
 

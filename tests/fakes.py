@@ -218,7 +218,7 @@ class FakeEngine(EngineClient):
         return Estimate(
             num_prompt_tokens=len(token_ids),
             num_cached_tokens=0,
-            num_disk_tokens=0,
+            num_loaded_tokens=0,
             num_blocks=-(-len(token_ids) // self.block_size) + n * -(-longest // self.block_size),
             num_moved_blocks=0,
             max_tokens=longest,

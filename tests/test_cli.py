@@ -54,7 +54,7 @@ def refused(result: "subprocess.CompletedProcess[str]", *parts: str) -> None:
         (["serve", "--host", "0.0.0.0"], "--api-key"),
         (["serve", "--model", "nosuch"], "localpaged pull nosuch"),
         (["serve", "--kv-cache-memory", "lots"], "lots"),
-        (["serve", "--swap-space", "4"], "--kv-cache-memory"),
+        (["serve", "--swap-space", "-1"], "swap"),
         (["serve", "--kv-cache-dtype", "fp8"], "float32"),
         (["serve", "--api-key-file", "/nonexistent"], "cannot be read"),
         (["run", "-n", "9", "hi"], "from 1 to 8"),

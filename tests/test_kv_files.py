@@ -1,6 +1,10 @@
-"""KV on disk: what is found, shared, dropped, and what becomes of files that are not what they were."""
+"""Spans on disk and in memory: what is found, shared, dropped, what becomes of damaged files."""
 
 import random
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localpaged.engine.kv_files import Found, KvFileError, KvFiles
+from localpaged.engine.kv_files import KvFiles
+from localpaged.engine.kv_host import KvHost
+from localpaged.engine.kv_spans import Found, KvReadError, SpanStore
 
 BLOCK = 4
 
@@ -21,15 +27,26 @@ def kv_of(token_ids: list[int], start: int = 0) -> np.ndarray:
     return np.ascontiguousarray(np.repeat(slots, 2, axis=2))
 
 
-def store(files: KvFiles, token_ids: list[int], conversation: str = "c", lease: str = "l") -> None:
+def store(files: SpanStore, token_ids: list[int], conversation: str = "c", lease: str = "l") -> None:
     stored = files.num_stored(token_ids)
     if stored < len(token_ids):
         assert files.write(kv_of(token_ids, stored), token_ids, stored, conversation, lease)
 
 
-def read(files: KvFiles, found: Found) -> list[int]:
-    slots = [files.read(*part)[:, 0, 0, 0, :, 0].ravel() for part in found.parts]
+def read(files: SpanStore, found: Found) -> list[int]:
+    slots = [part.store.read(part.span, part.first, part.end)[:, 0, 0, 0, :, 0].ravel() for part in found.parts]
     return np.concatenate(slots)[: found.num_tokens].astype(int).tolist() if slots else []
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """Let every larger file of this process fail as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def open_files(folder: Path, most: int = 1 << 30, fingerprint: str = "model") -> KvFiles:
@@ -68,7 +85,7 @@ def test_a_damaged_file_is_dropped_and_what_follows_it_too(tmp_path: Path, damag
     store(files, text[:8])
     store(files, text[:16])
     store(files, text)
-    path = files.find(text).parts[1][0].path
+    path = files.path_of(files.find(text).parts[1].span)
     content = bytearray(path.read_bytes())
     if damage == "flip":
         content[-3] ^= 1
@@ -76,8 +93,8 @@ def test_a_damaged_file_is_dropped_and_what_follows_it_too(tmp_path: Path, damag
     path.write_bytes(new)
     if damage == "flip":
         found = files.find(text)
-        with pytest.raises(KvFileError, match="checksum"):
-            files.read(*found.parts[1])
+        with pytest.raises(KvReadError, match="checksum"):
+            read(files, found)
     else:
         files = open_files(tmp_path)
     assert not path.exists()
@@ -105,7 +122,7 @@ def test_spans_that_were_written_before_another_was_there_are_found_all_the_same
     assert len(files.spans()) == 2
     assert files.write(kv_of(text, 20), text, 20, "c", "l")
     assert read(files, files.find(text)) == text
-    files.drop([files.find(text[:10]).parts[-1][0]])
+    files.drop([files.find(text[:10]).parts[-1].span])
     assert read(files, files.find(text)) == text
 
 
@@ -125,27 +142,29 @@ def test_the_least_recently_used_leaves_go_when_there_is_no_room(tmp_path: Path)
     texts = [[1000 * i + j for j in range(16)] for i in range(4)]
     for place, text in enumerate(texts):
         store(files, text)
-        files.find(text).parts[0][0].used = place
+        files.find(text).parts[0].span.used = place
     size = files.num_bytes // 4
-    files.find(texts[0]).parts[0][0].used = 10
+    files.find(texts[0]).parts[0].span.used = 10
     files.most_bytes = 3 * size + size // 2
     store(files, [7] * 16)
     assert [files.find(text).num_tokens > 0 for text in texts] == [True, False, False, True]
 
 
-def test_a_full_disk_costs_nothing_but_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_costs_nothing_but_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system itself refuses, in the middle of a file."""
     files = open_files(tmp_path)
-    text = list(range(16))
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("localpaged.engine.kv_files.save_file", full)
-        assert not files.write(kv_of(text), text, 0, "c", "l")
-    assert not files.write(kv_of(text), text, 0, "c", "l")  # Not asked again at once.
-    assert files.find(text).num_tokens == 0
-    assert list(files.folder.iterdir()) == []
+    first, second = list(range(16)), list(range(16, 32))
+    store(files, first)
+    many = np.repeat(kv_of(second), 1000, axis=1)
+    with files_of_at_most(20_000):
+        assert not files.write(many, second, 0, "c", "l")
+    assert not files.write(many, second, 0, "c", "l")  # Not asked again at once.
+    assert files.find(second).num_tokens == 0
+    assert read(files, files.find(first)) == first
+    assert len(list(files.folder.iterdir())) == 1
+    monkeypatch.setattr("localpaged.engine.kv_files.time.monotonic", lambda: time.perf_counter() + 1e6)
+    assert files.write(many, second, 0, "c", "l")
+    assert read(files, files.find(second)) == second
 
 
 def test_deleting_a_conversation_or_a_branch_deletes_its_files(tmp_path: Path) -> None:
@@ -165,15 +184,18 @@ def test_deleting_a_conversation_or_a_branch_deletes_its_files(tmp_path: Path) -
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=25, deadline=None)
-def test_random_trees_are_read_as_they_were_written(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_random_trees_are_read_as_they_were_written(
+    seed: int, on_disk: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Append, branch, prune, restart, evict: whatever is found holds exactly the tokens that were asked for."""
     rng = random.Random(seed)
     folder = tmp_path_factory.mktemp("kv")
-    files = open_files(folder)
+    files: SpanStore = open_files(folder) if on_disk else KvHost(BLOCK, 1 << 30)
     texts: list[list[int]] = [[]]
     for step in range(40):
         match rng.randrange(6):
-            case 0:
+            case 0 if on_disk:
                 files = open_files(folder)
             case 1:
                 files.drop_leases([str(rng.randrange(40))])

@@ -15,19 +15,21 @@ from localpaged.engine.messages import Delta, Finished, Generate
 ANSWER = 13
 
 
-def start(model: Path, kv: Path, num_blocks: int = 64) -> EngineCore:
+def start(model: Path, kv: Path, num_blocks: int = 64, disk: int = 1 << 30, swap_space: float = 0) -> EngineCore:
     llm = LLM(
         str(model),
         block_size=8,
         dtype="float32",
         kv_cache_memory=num_blocks * BYTES_PER_BLOCK,
         kv_folder=str(kv),
-        kv_disk_space=1 << 30,
+        kv_disk_space=disk,
+        swap_space=swap_space,
         check_when_idle=True,
     )
     core = llm._engine.core
     assert core.sessions.tier is not None
-    core.sessions.tier.read_bytes_s = 1e15  # Reading always pays, whatever this machine is busy with.
+    for store in core.sessions.tier.stores:
+        store.read_bytes_s = 1e15  # Reading always pays, whatever this machine is busy with.
     return core
 
 
@@ -114,9 +116,12 @@ def test_a_missing_or_damaged_file_is_computed_again(
     assert answer == greedy(byte_reference, question, ANSWER)
 
 
-def test_what_had_to_give_way_comes_back_from_disk(byte_model: Path, byte_reference: Any, tmp_path: Path) -> None:
-    """Six conversations in a pool that holds two."""
-    core = start(byte_model, tmp_path, num_blocks=30)
+@pytest.mark.parametrize(("disk", "swap_space"), [(1 << 30, 0), (0, 1), (1 << 30, 0.0002)])
+def test_what_had_to_give_way_comes_back(
+    byte_model: Path, byte_reference: Any, tmp_path: Path, disk: int, swap_space: float
+) -> None:
+    """Six conversations in a pool that holds two; below it disk, memory, or both with little memory."""
+    core = start(byte_model, tmp_path, 30, disk, swap_space)
     histories = {name: converse(core, name, salt) for salt, name in enumerate("abcdef")}
     assert core.leases.num_given_up > 0
     for name, history in histories.items():
@@ -124,6 +129,37 @@ def test_what_had_to_give_way_comes_back_from_disk(byte_model: Path, byte_refere
         (answer,), cached = turn(core, f"{name}3", question, name)
         assert cached == len(history) - 1, name
         assert answer == greedy(byte_reference, question, ANSWER)
+
+
+@pytest.mark.parametrize(("disk", "swap_space"), [(1 << 30, 0), (0, 1)])
+def test_answers_that_were_not_chosen_move_down_too(
+    byte_model: Path, tmp_path: Path, disk: int, swap_space: float
+) -> None:
+    core = start(byte_model, tmp_path, 30, disk, swap_space)
+    history = prompt(45, 7)["prompt_token_ids"]
+    command = Generate(
+        request_id="r",
+        prompt_token_ids=history,
+        params=SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=ANSWER, ignore_eos=True),
+        conversation="c",
+        lease_ids=["r-0", "r-1"],
+    )
+    assert not core.submit(command)
+    while core.has_work:
+        core.step()
+    core.sessions.choose("r-0")
+    branches = [list(lease.token_ids) for lease in core.leases]
+    assert branches[0] != branches[1]
+    for salt in range(4):
+        converse(core, f"other{salt}", 10 + salt)
+    assert not [lease for lease in core.leases if lease.conversation == "c"]
+    assert core.sessions.tier is not None
+    core.sessions.tier.flush_writes()
+    for place, branch in enumerate(branches):
+        assert turn(core, f"again{place}", [*branch, 41], "c")[1] == len(branch) - 1
+    # What the two have in common is there once.
+    spans = [span for store in core.sessions.tier.stores for span in store.spans() if span.conversation == "c"]
+    assert sum(span.token_ids[:8] == history[:8] for span in spans) == 1
 
 
 def test_cancelling_while_it_is_read_leaves_nothing_behind(byte_model: Path, tmp_path: Path) -> None:
@@ -164,7 +200,7 @@ def test_what_cannot_be_read_is_computed(
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(core.sessions.tier.files, "read", fail)
+    monkeypatch.setattr(core.sessions.tier.disk, "read", fail)
     (answer,), cached = turn(core, "later", [*history, 41])
     assert cached == 0
     assert answer == greedy(byte_reference, [*history, 41], ANSWER)

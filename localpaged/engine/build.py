@@ -13,6 +13,7 @@ from localpaged.engine.config import EngineConfig
 from localpaged.engine.core import EngineCore, set_threads
 from localpaged.engine.kv_cache_manager import KVCacheManager
 from localpaged.engine.kv_files import KvFiles
+from localpaged.engine.kv_host import KvHost
 from localpaged.engine.kv_tier import KvTier
 from localpaged.engine.messages import ModelInfo
 from localpaged.engine.runner import ModelRunner
@@ -80,9 +81,12 @@ def build_engine(config: EngineConfig) -> Engine:
     )
     runner.warm_up()
     runner.measure(core.rates)
+    host = KvHost(config.block_size, int(config.swap_space * GIB)) if config.swap_space > 0 else None
+    disk = None
     if config.kv_folder is not None and config.kv_disk_space > 0:
-        files = KvFiles(Path(config.kv_folder), _fingerprint(path, config), config.block_size, config.kv_disk_space)
-        core.sessions.tier = KvTier(files, scheduler.manager, runner, lambda: core.rates.prefill_tokens_s)
+        disk = KvFiles(Path(config.kv_folder), _fingerprint(path, config), config.block_size, config.kv_disk_space)
+    if host is not None or disk is not None:
+        core.sessions.tier = KvTier(host, disk, scheduler.manager, runner, lambda: core.rates.prefill_tokens_s)
     info = ModelInfo(
         name=config.name or path.stem,
         architecture=model.architecture,

@@ -9,7 +9,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: bytes for KV; None takes what memory_utilization (a share of the device's memory, for
     weights and KV together) leaves, or what the machine can spare. max_model_len: None takes the
     model's own window, or what the pool holds if that is less. kv_folder: where KV is kept between runs, up to
-    kv_disk_space bytes; None keeps none.
+    kv_disk_space bytes; None keeps none. swap_space: GiB of memory for KV that the pool has no room for.
     """
 
     model: str
@@ -25,4 +25,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     kv_folder: str | None = None
     kv_disk_space: int = 0
+    swap_space: float = 0
     check_when_idle: bool = False

@@ -159,7 +159,7 @@ class EngineCore:
             "leases": len(self.leases),
             "leased": self.leases.num_reclaimable(),
             "given_up": self.leases.num_given_up,
-            **self.sessions.disk_stats(),
+            **self.sessions.tier_stats(),
             "waste_tokens": slots - tokens,
             "bytes_per_block": self.runner.bytes_per_block,
             "running": sum(len(request.live) for request in self.scheduler.running),

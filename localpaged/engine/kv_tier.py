@@ -1,8 +1,9 @@
-"""Moves leases between the pool and disk, beside the engine's steps.
+"""Moves leases between the pool and what is below it, host memory and disk, beside the engine's steps.
 
-What a conversation goes on from is written as soon as it is chosen, so that a killed process loses nothing but time;
-it is read again when the conversation is opened or asked, where reading is faster than computing by the rates
-measured so far. Files are read and written on a thread of their own; blocks are copied between steps.
+What a conversation goes on from is written to disk as soon as it is chosen, so that a killed process loses nothing
+but time. A lease that gives way moves down: to host memory where there is room set aside, and to disk. It is read
+again when the conversation is opened or asked, where reading is faster than computing by the rates measured so far.
+Spans are read and written on a thread of their own; blocks are copied between steps.
 """
 
 import itertools
@@ -11,23 +12,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from localpaged.engine.kv_cache_manager import KVCacheManager
-from localpaged.engine.kv_files import Found, KvFileError, KvFiles
+from localpaged.engine.kv_spans import KV, Found, KvReadError, SpanStore, find
 from localpaged.engine.leases import Lease
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.engine.sequence import Request
 
 logger = logging.getLogger(__name__)
 
-KV = NDArray[np.float32]
-# Until something was read; a slow disk.
-FIRST_READ_BYTES_S = 500e6
 FLUSH_TIMEOUT_S = 3.0
+# Copies of blocks that wait to be written; beyond it, what gives way is let go.
+MOST_QUEUED_BYTES = 1 << 29
 
 
 class Blocks(Protocol):
@@ -40,33 +40,40 @@ class Blocks(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """KV on its way in. request: the one that waits for it, if there is one."""
+    """KV on its way in, from first_block on. request: the one that waits for it, if there is one."""
 
     token_ids: list[int]
+    first_block: int
     conversation: str
     parts: "Future[list[KV]]"
     request: Request | None
 
 
 class KvTier:
-    """Leases of one pool on disk. prefill_tokens_s gives the measured rate of computing."""
+    """Leases of one pool in further stores, either of which may be absent; they give what they have in this order.
+
+    prefill_tokens_s gives the measured rate of computing.
+    """
 
     def __init__(
         self,
-        files: KvFiles,
+        host: SpanStore | None,
+        disk: SpanStore | None,
         manager: KVCacheManager,
         memory: Blocks,
         prefill_tokens_s: Callable[[], float],
     ) -> None:
-        self.files = files
+        self.host = host
+        self.disk = disk
+        self.stores = [store for store in (host, disk) if store is not None]
         self._manager = manager
         self._memory = memory
         self._prefill_tokens_s = prefill_tokens_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-files")
         self._loads: list[Load] = []
         self._writes: set[Future[bool]] = set()
+        self._queued_bytes = 0
         self._ids = itertools.count()
-        self.read_bytes_s = FIRST_READ_BYTES_S
         self.num_loaded_tokens = 0
 
     @property
@@ -75,25 +82,42 @@ class KvTier:
 
     def save(self, lease: Lease) -> None:
         """Write what of a lease is not on disk."""
+        if self.disk is not None:
+            self._save(lease, self.disk)
+
+    def move_down(self, lease: Lease) -> None:
+        """Keep what of a lease is nowhere but in the pool, before its blocks are given to others."""
+        for store in self.stores:
+            if self._queued_bytes < MOST_QUEUED_BYTES:
+                self._save(lease, store)
+
+    def _save(self, lease: Lease, store: SpanStore) -> None:
         token_ids = lease.token_ids[: lease.num_computed]
         block_size = self._manager.block_size
-        num_stored = self.files.num_stored(token_ids)
+        num_stored = store.num_stored(token_ids)
         if num_stored == len(token_ids):
             return
-        # What other answers to the same question have in common with this one is a file of its own.
+        # What other answers to the same question have in common with this one is a span of its own.
         whole = lease.num_shared_tokens // block_size * block_size
         edges = [num_stored, *([whole] if num_stored < whole < len(token_ids) else []), len(token_ids)]
         for start, end in itertools.pairwise(edges):
             first, last = start // block_size, -(-end // block_size)
             kv = self._memory.read_blocks(lease.block_table[first:last])
-            write = self._thread.submit(self.files.write, kv, token_ids[:end], start, lease.conversation, lease.id)
+            if store is self.host:
+                store.write(kv, token_ids[:end], start, lease.conversation, lease.id)
+                continue
+            write = self._thread.submit(store.write, kv, token_ids[:end], start, lease.conversation, lease.id)
+            self._queued_bytes += kv.nbytes
             self._writes.add(write)
-            write.add_done_callback(self._writes.discard)
+            write.add_done_callback(partial(self._written, kv.nbytes))
+
+    def _written(self, num_bytes: int, write: "Future[bool]") -> None:
+        self._queued_bytes -= num_bytes
+        self._writes.discard(write)
 
     def begin_load(self, token_ids: list[int], conversation: str, request: Request | None) -> bool:
-        """Start reading what is on disk of a text and not in memory, where that pays; whether it does."""
-        there = self._manager.find_start(token_ids, conversation).num_tokens
-        found = self._worthwhile(token_ids, there)
+        """Start reading what the stores have of a text and the pool has not, where that pays; whether it does."""
+        found = self._worthwhile(token_ids, self._manager.find_start(token_ids, conversation).num_tokens)
         if found is None:
             return False
         for load in self._loads:
@@ -102,7 +126,7 @@ class KvTier:
                 load.request = request
                 return True
         parts = self._thread.submit(self._read, found)
-        self._loads.append(Load(token_ids[: found.num_tokens], conversation, parts, request))
+        self._loads.append(Load(token_ids[: found.num_tokens], found.first_block, conversation, parts, request))
         return True
 
     def price(self, token_ids: list[int], num_in_memory: int) -> tuple[int, float]:
@@ -111,27 +135,28 @@ class KvTier:
         if found is None:
             return 0, 0.0
         num_tokens = min(found.num_tokens, len(token_ids) - 1)
-        return num_tokens - num_in_memory, found.num_bytes / self.read_bytes_s
+        return num_tokens - num_in_memory, found.seconds()
 
     def _worthwhile(self, token_ids: list[int], num_in_memory: int) -> Found | None:
-        """What is on disk of a text, when reading it is faster than computing what is not in memory."""
-        found = self.files.find(token_ids)
+        """What the stores have of a text, when reading it is faster than computing what the pool has not."""
+        found = find(self.stores, token_ids)
         gained = min(found.num_tokens, len(token_ids) - 1) - num_in_memory
         if gained < self._manager.block_size:
             return None
-        return found if found.num_bytes / self.read_bytes_s < gained / self._prefill_tokens_s() else None
+        # The block in which the pool's part ends is read too: it is written to.
+        found.leave_out(num_in_memory // self._manager.block_size)
+        return found if found.seconds() < gained / self._prefill_tokens_s() else None
 
     def _read(self, found: Found) -> list[KV]:
-        start = time.perf_counter()
         parts: list[KV] = []
         for part in found.parts:
+            start = time.perf_counter()
             try:
-                parts.append(self.files.read(*part))
-            except KvFileError:
+                parts.append(part.store.read(part.span, part.first, part.end))
+            except KvReadError:
                 break  # What came before it is as good as ever.
-        elapsed = time.perf_counter() - start
-        if num_bytes := sum(part.nbytes for part in parts):
-            self.read_bytes_s += 0.5 * (num_bytes / max(elapsed, 1e-6) - self.read_bytes_s)
+            rate = part.span.num_bytes / max(time.perf_counter() - start, 1e-6)
+            part.store.read_bytes_s += 0.3 * (rate - part.store.read_bytes_s)
         return parts
 
     def install(self, wait_s: float) -> list[Request]:
@@ -148,11 +173,17 @@ class KvTier:
         return [load.request for load in done if load.request is not None]
 
     def drop(self, conversation: str | None) -> None:
-        """Forget a conversation, or all of them: its files, and what is on its way in."""
+        """Forget a conversation, or all of them: its spans, and what is on its way in."""
         for load in self._loads:
             if conversation in (None, load.conversation):
                 load.token_ids = []
-        self.files.drop_conversation(conversation)
+        for store in self.stores:
+            store.drop_conversation(conversation)
+
+    def drop_leases(self, lease_ids: list[str]) -> None:
+        """Forget what some answers alone need."""
+        for store in self.stores:
+            store.drop_leases(lease_ids)
 
     def cancel(self, request: Request) -> None:
         """Let nobody wait for a request's load."""
@@ -166,7 +197,7 @@ class KvTier:
         if not parts or not load.token_ids:
             return
         kv = np.concatenate(parts)
-        num_tokens = min(len(load.token_ids), len(kv) * block_size)
+        num_tokens = min(len(load.token_ids), (load.first_block + len(kv)) * block_size)
         lease_id = f"disk:{next(self._ids)}"
         request = Request(lease_id, load.token_ids[:num_tokens], SamplingParams(), 0, 1)
         request.conversation, request.lease_ids = load.conversation, [lease_id]
@@ -175,11 +206,13 @@ class KvTier:
         manager.adopt(sequence, manager.find_start(request.prompt_token_ids, None))
         first, missing = len(sequence.block_table), num_tokens - sequence.num_computed
         room = manager.pool.num_available + manager.leases.num_reclaimable()
-        if manager.num_missing_blocks(sequence, missing) > room:
+        # What was in the pool when reading began may have had to go since.
+        if first < load.first_block or missing <= 0 or manager.num_missing_blocks(sequence, missing) > room:
             manager.release(sequence)
             return
         manager.allocate(sequence, missing)
-        self._memory.write_blocks(sequence.block_table[first:], kv[first : len(sequence.block_table)])
+        end = len(sequence.block_table)
+        self._memory.write_blocks(sequence.block_table[first:], kv[first - load.first_block : end - load.first_block])
         self.num_loaded_tokens += missing
         manager.commit(sequence, missing)
         lease = manager.leases.keep(sequence, lease_id, load.conversation)

@@ -15,7 +15,7 @@ caching" (doi.org/10.1145/1250662.1250709), section 4.
 import itertools
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from localpaged.engine.block_pool import BlockPool
@@ -72,6 +72,8 @@ class Leases:
         self._clock = itertools.count()
         self._current: str | None = None
         self.num_given_up = 0
+        # Told of a lease before it gives way, while its blocks are what they were.
+        self.on_give_way: Callable[[Lease], None] | None = None
         # Chosen answers that were kept since someone last took note of them.
         self.fresh: list[Lease] = []
 
@@ -191,6 +193,8 @@ class Leases:
         lease = self.least_valuable()
         if lease is None:
             return False
+        if self.on_give_way is not None:
+            self.on_give_way(lease)
         self._release(lease)
         self.num_given_up += 1
         if lease.conversation not in self._by_conversation:

@@ -202,7 +202,8 @@ class Stats(msgspec.Struct, tag=True):
 class Residency(msgspec.Struct, kw_only=True):
     """What is there of one conversation's KV.
 
-    num_tokens: in memory, of its longest branch; num_disk_tokens: in files, of all branches; used_at: since 1970, s
+    num_tokens: in the pool, of its longest branch; num_host_tokens, num_disk_tokens: below it, in memory and in files,
+    of all branches; used_at: since 1970, s
     """
 
     conversation: str
@@ -212,6 +213,8 @@ class Residency(msgspec.Struct, kw_only=True):
     num_private_blocks: int
     used_at: float
     pinned: bool = False
+    num_host_tokens: int = 0
+    num_host_bytes: int = 0
     num_disk_tokens: int = 0
     num_disk_bytes: int = 0
 
@@ -226,7 +229,7 @@ class Residencies(msgspec.Struct, tag=True):
 class Estimate(msgspec.Struct, kw_only=True):
     """The price of a turn before it is asked for.
 
-    num_cached_tokens: of the prompt, in memory; num_disk_tokens: further ones that would be read from disk
+    num_cached_tokens: of the prompt, in the pool; num_loaded_tokens: further ones that would be read from below it
     num_blocks: at most, beyond what is shared; num_moved_blocks: of these, held for other conversations now
     first_token_s, total_s: expected, when every answer takes all of max_tokens
     fits: whether it can run at all
@@ -234,7 +237,7 @@ class Estimate(msgspec.Struct, kw_only=True):
 
     num_prompt_tokens: int
     num_cached_tokens: int
-    num_disk_tokens: int
+    num_loaded_tokens: int
     num_blocks: int
     num_moved_blocks: int
     max_tokens: int

@@ -1,4 +1,4 @@
-"""What conversations keep between turns, in memory and on disk, as the engine's loop uses it.
+"""What conversations keep between turns, in the pool and below it, as the engine's loop uses it.
 
 Brings leases and the disk tier together with the scheduler; without a tier there is memory alone.
 """
@@ -21,7 +21,17 @@ class Sessions:
         self._manager = scheduler.manager
         self._rates = rates
         self.leases = scheduler.manager.leases
-        self.tier: KvTier | None = None
+        self._tier: KvTier | None = None
+
+    @property
+    def tier(self) -> KvTier | None:
+        """Where leases go that the pool has no room for."""
+        return self._tier
+
+    @tier.setter
+    def tier(self, tier: KvTier) -> None:
+        self._tier = tier
+        self.leases.on_give_way = tier.move_down
 
     @property
     def loading(self) -> bool:
@@ -29,7 +39,7 @@ class Sessions:
         return self.tier is not None and self.tier.loading
 
     def begin_load(self, request: Request) -> None:
-        """Hold a new request for what is on disk of its prompt, where reading that pays."""
+        """Hold a new request for what is below the pool of its prompt, where reading that pays."""
         if self.tier is not None and request.conversation is not None and request.params.prompt_logprobs is None:
             request.held = self.tier.begin_load(request.prompt_token_ids, request.conversation, request)
 
@@ -51,11 +61,14 @@ class Sessions:
                 self.tier.save(lease)
         self.leases.fresh.clear()
 
-    def disk_stats(self) -> dict[str, int]:
-        """Bytes on disk, and tokens that were read from there since the start."""
-        if self.tier is None:
-            return {"disk_bytes": 0, "loaded_tokens": 0}
-        return {"disk_bytes": self.tier.files.num_bytes, "loaded_tokens": self.tier.num_loaded_tokens}
+    def tier_stats(self) -> dict[str, int]:
+        """Bytes below the pool, and tokens that were read from there since the start."""
+        host, disk = (self.tier.host, self.tier.disk) if self.tier is not None else (None, None)
+        return {
+            "host_bytes": host.num_bytes if host is not None else 0,
+            "disk_bytes": disk.num_bytes if disk is not None else 0,
+            "loaded_tokens": self.tier.num_loaded_tokens if self.tier is not None else 0,
+        }
 
     def choose(self, lease_id: str) -> None:
         """Note which answer a conversation goes on from; it is worth keeping."""
@@ -64,12 +77,12 @@ class Sessions:
             self.tier.save(lease)
 
     def warm(self, conversation: str, token_ids: list[int]) -> None:
-        """Bring in what is on disk of a conversation that was opened."""
+        """Bring in what is below the pool of a conversation that was opened."""
         if self.tier is not None and token_ids:
             self.tier.begin_load(token_ids, conversation, None)
 
     def drop(self, conversation: str | None = None, lease_ids: list[str] | None = None) -> None:
-        """Forget the KV of some answers, of a conversation, or with neither of all, in memory and on disk."""
+        """Forget the KV of some answers, of a conversation, or with neither of all, wherever it is."""
         if lease_ids is None:
             self.leases.drop_conversation(conversation)
             if self.tier is not None:
@@ -77,12 +90,14 @@ class Sessions:
         else:
             self.leases.drop(lease_ids)
             if self.tier is not None:
-                self.tier.files.drop_leases(lease_ids)
+                self.tier.drop_leases(lease_ids)
 
     def residency(self) -> list[Residency]:
         """What is there of each conversation's KV, the latest used first."""
         found = {one.conversation: one for one in self.leases.residency()}
-        for span in self.tier.files.spans() if self.tier is not None else []:
+        tier = self.tier
+        kept = [(store, span) for store in (tier.stores if tier is not None else []) for span in store.spans()]
+        for store, span in kept:
             pinned = self.leases.is_pinned(span.conversation)
             nothing = Residency(
                 conversation=span.conversation,
@@ -94,29 +109,33 @@ class Sessions:
                 pinned=pinned,
             )
             one = found.setdefault(span.conversation, nothing)
-            one.num_disk_tokens += len(span.token_ids)
-            one.num_disk_bytes += span.num_bytes
+            if tier is not None and store is tier.disk:
+                one.num_disk_tokens += len(span.token_ids)
+                one.num_disk_bytes += span.num_bytes
+            else:
+                one.num_host_tokens += len(span.token_ids)
+                one.num_host_bytes += span.num_bytes
             one.used_at = max(one.used_at, span.used)
         return sorted(found.values(), key=lambda one: -one.used_at)
 
     def estimate(self, token_ids: list[int], conversation: str | None, n: int, max_tokens: int | None) -> Estimate:
-        """The price of a turn, by what is in memory and on disk and by the rates measured so far."""
+        """The price of a turn, by what is where and by the rates measured so far."""
         pool, manager = self._manager.pool, self._manager
         room = max(self._scheduler.max_model_len - len(token_ids), 0)
         longest = min(max_tokens or room, room)
         start = manager.find_start(token_ids, conversation)
-        num_disk = 0
+        num_loaded = 0
         read_s = 0.0
         if self.tier is not None:
-            num_disk, read_s = self.tier.price(token_ids, start.num_tokens)
-        computed = len(token_ids) - start.num_tokens - num_disk
+            num_loaded, read_s = self.tier.price(token_ids, start.num_tokens)
+        computed = len(token_ids) - start.num_tokens - num_loaded
         num_blocks = self._scheduler.num_blocks_at_most(len(token_ids), max(longest, 1), n)
         num_blocks -= start.num_tokens // pool.block_size
         first_s = read_s + computed / self._rates.prefill_tokens_s
         return Estimate(
             num_prompt_tokens=len(token_ids),
             num_cached_tokens=start.num_tokens,
-            num_disk_tokens=num_disk,
+            num_loaded_tokens=num_loaded,
             num_blocks=num_blocks,
             num_moved_blocks=max(0, num_blocks - pool.num_available),
             max_tokens=longest,

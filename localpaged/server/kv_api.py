@@ -102,5 +102,5 @@ def residency_json(one: Residency, bytes_per_block: int) -> dict[str, Any]:
 
 
 def tier_of(one: Residency) -> str:
-    """The nearest place where KV of a conversation is: "host" for the pool of a CPU engine, or "disk"."""
-    return "host" if one.num_blocks else "disk"
+    """The nearest place where KV of a conversation is: "host" (a CPU engine's pool is there too), or "disk"."""
+    return "host" if one.num_blocks or one.num_host_tokens else "disk"

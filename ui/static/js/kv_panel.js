@@ -64,6 +64,7 @@ export class KvPanel {
       ["KV memory", bytes(total * (stats.bytes_per_block ?? 0))],
       ["in use", bytes(running * (stats.bytes_per_block ?? 0))],
       ["kept for chats", bytes(kept * (stats.bytes_per_block ?? 0))],
+      ...(stats.host_bytes ? [["moved out", bytes(stats.host_bytes)]] : []),
       ["on disk", bytes(stats.disk_bytes ?? 0)],
       ["room for", `${count((total - running) * stats.block_size)} tokens`],
     ];
