@@ -1,8 +1,8 @@
 """Time to first token of a second turn with a peer's own prefix cache; run by that peer's Python.
 
-    peer_turns.py llamacpp|openvino MODEL CONTEXT...
+    peer_turns.py llamacpp|openvino MODEL CHATS CONTEXT...
 
-Prints JSON lines in the form of bench_sessions.py.
+CHATS: a JSON file of [history, second prompt] pairs of token ids. Prints JSON lines in the form of bench_sessions.py.
 """
 
 import json
@@ -22,7 +22,7 @@ def say(peer, kv, context, new_tokens, times):
     print(json.dumps(line | {"ttft_s": round(statistics.median(times), 4)}), flush=True)
 
 
-def openvino(model, contexts):
+def openvino(model, chats, contexts):
     import numpy as np
     import openvino as ov
     import openvino_genai as genai
@@ -45,9 +45,14 @@ def openvino(model, contexts):
         say("openvino", "computed", context, 0, [first_token(history)])
         times = [first_token(history + token_ids(NEW_TOKENS, context + 1 + i)) for i in range(5)]
         say("openvino", "prefix cache", context, NEW_TOKENS, times)
+    times = []
+    for history, prompt in chats:
+        first_token(history)
+        times.append(first_token(prompt))
+    say("openvino", "prefix cache", "MT-bench", None, times)
 
 
-def llamacpp(model, contexts):
+def llamacpp(model, chats, contexts):
     import llama_cpp as L
 
     L.llama_backend_init()
@@ -82,7 +87,15 @@ def llamacpp(model, contexts):
             L.llama_memory_seq_rm(memory, 0, context, -1)
             times.append(put(token_ids(NEW_TOKENS, context + 1 + i), context))
         say("llamacpp", "kept slot", context, NEW_TOKENS, times)
+    times = []
+    for history, prompt in chats:
+        L.llama_memory_clear(memory, True)
+        put(history, 0)
+        times.append(put(prompt[len(history) :], len(history)))
+    say("llamacpp", "kept slot", "MT-bench", None, times)
 
 
 if __name__ == "__main__":
-    {"openvino": openvino, "llamacpp": llamacpp}[sys.argv[1]](sys.argv[2], [int(word) for word in sys.argv[3:]])
+    peer, model, chats, *contexts = sys.argv[1:]
+    with open(chats) as file:
+        {"openvino": openvino, "llamacpp": llamacpp}[peer](model, json.load(file), [int(word) for word in contexts])
