@@ -72,13 +72,8 @@ def test_what_is_wrong_is_one_line(localpaged: Run, arguments: list[str], part: 
 @pytest.mark.parametrize(
     ("flag", "value", "part"),
     [
-        ("--block-size", "3", "8 to 128"),
         ("--max-model-len", "100000", "8,192"),
         ("--kv-cache-memory", "900G", "are free"),
-        ("--kv-cache-memory", "1000", "--kv-cache-memory"),
-        ("--max-num-batched-tokens", "4", "--max-num-seqs"),
-        ("--dtype", "float8", "auto or float32"),
-        ("--device", "tpu", "auto or cpu"),
     ],
 )
 def test_an_engine_that_cannot_start_ends_the_server_with_the_reason(

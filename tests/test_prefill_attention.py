@@ -112,6 +112,22 @@ def test_equal_weights_of_equal_values_do_not_overflow(tolerance: float) -> None
     check((torch.zeros_like(q), k_cache, v_cache * 0 + 5, *rest), tolerance)
 
 
+def test_a_first_key_that_takes_most_of_the_weight_is_not_rounded(tolerance: float) -> None:
+    """As in trained models: the first key's score is far above the rest, and its value is next to nothing."""
+    q, k_cache, v_cache, tables, *rest = make([(0, 200)], 3, 1, 64, 16)
+    q.abs_()
+    k_cache[tables[0, 0], 0, 0] = 1.0
+    k_cache[tables[0, 0], 0, 0, :4] = 30.0
+    v_cache[tables[0, 0], 0, 0] *= 1e-3
+    check((q, k_cache, v_cache, tables, *rest), tolerance / 20 if tolerance == INTEGER_ATTENTION else tolerance)
+
+
+def test_what_all_keys_have_in_common_costs_no_precision(tolerance: float) -> None:
+    q, k_cache, v_cache, *rest = make([(0, 200)], 3, 1, 64, 16)
+    k_cache[..., :8] += 60.0
+    check((q, k_cache, v_cache, *rest), tolerance)
+
+
 def test_long_and_short_chunks_side_by_side_take_their_own_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTEGER_TOKENS", 64)
     monkeypatch.setattr(module, "INTEGER_CONTEXT", 73)
