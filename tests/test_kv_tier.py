@@ -1,5 +1,6 @@
 """Conversations that go on after a restart, a kill, or having had to give way: from disk, with the same answers."""
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,55 @@ def test_what_cannot_be_read_is_computed(
     (answer,), cached = turn(core, "later", [*history, 41])
     assert cached == 0
     assert answer == greedy(byte_reference, [*history, 41], ANSWER)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_trees_of_conversations_are_answered_as_without_any_of_this(
+    byte_model: Path, byte_reference: Any, tmp_path: Path, seed: int
+) -> None:
+    """Append, branch, edit, regenerate, choose, pin, prune, forget, evict, restart, with host memory, disk or both."""
+    rng = random.Random(seed)
+    disk, swap_space = [(1 << 30, 0), (0, 1), (200_000, 0.0001), (1 << 30, 1)][seed]
+    core = start(byte_model, tmp_path, 24, disk, swap_space)
+    # Every text that was ever asked or answered, by conversation, and the leases of the answers.
+    texts: dict[str, list[list[int]]] = {
+        name: [prompt(20, salt)["prompt_token_ids"]] for salt, name in enumerate("abc")
+    }
+    names: list[str] = []
+    num_reused = num_given_up = 0
+    for number in range(40):
+        conversation = rng.choice("abc")
+        match rng.randrange(10):
+            case 0:
+                num_given_up += core.leases.num_given_up
+                core.sessions.close()
+                core = start(byte_model, tmp_path, 24, disk, swap_space)
+            case 1 if names:
+                core.sessions.drop(lease_ids=[rng.choice(names)])
+            case 2 if number % 3 == 0:
+                core.sessions.drop(conversation)
+            case 3 if names:
+                core.sessions.choose(rng.choice(names))
+            case 4:
+                core.leases.pin(conversation, rng.random() < 0.5)
+            case _:
+                text = rng.choice(texts[conversation])
+                if rng.random() < 0.3:
+                    text = text[: rng.randint(1, len(text))]
+                question = [*text, *(rng.randrange(3, 300) for _ in range(rng.randint(0, 9)))][:150]
+                n = rng.choice([1, 1, 2, 3])
+                answers, cached = turn(core, f"t{number}", question, conversation, n)
+                expected = greedy(byte_reference, question, ANSWER)
+                assert [answer[: len(expected)] for answer in answers] == [expected] * n  # to transformers' end
+                num_reused += cached
+                names += [f"t{number}-{index}" for index in range(n)]
+                texts[conversation].append(question + answers[0])
+        core.check()
+    assert num_reused > 100
+    assert num_given_up + core.leases.num_given_up > 0
+    core.sessions.drop()
+    assert core.pool.num_referenced == 0
+    assert core.sessions.residency() == []
 
 
 KILLED = """

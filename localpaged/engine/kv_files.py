@@ -4,12 +4,12 @@ A file is written beside its name and renamed, and carries a checksum: one that 
 another version is dropped, and what it held is computed again.
 """
 
-import hashlib
 import json
 import logging
 import os
 import shutil
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from localpaged.engine.kv_spans import KV, KvReadError, Span, SpanStore
 logger = logging.getLogger(__name__)
 
 # Of the files' layout; files of another are in a folder of another name.
-VERSION = "1"
+VERSION = "2"
 SUFFIX = ".safetensors"
 RETRY_S = 60.0
 # Until something was read; a slow disk.
@@ -125,4 +125,5 @@ class KvFiles(SpanStore):
 
 
 def _checksum(kv: KV) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(kv).view(np.uint8).data, digest_size=16).hexdigest()
+    """Against damage, not against forgery: four times as fast as a cryptographic hash, which took half of reading."""
+    return f"{zlib.crc32(np.ascontiguousarray(kv).view(np.uint8).data):08x}"

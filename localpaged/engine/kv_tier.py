@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from localpaged.engine.kv_cache_manager import KVCacheManager
 from localpaged.engine.kv_spans import KV, Found, KvReadError, SpanStore, find
 from localpaged.engine.leases import Lease
@@ -196,8 +194,8 @@ class KvTier:
         parts = load.parts.result()
         if not parts or not load.token_ids:
             return
-        kv = np.concatenate(parts)
-        num_tokens = min(len(load.token_ids), (load.first_block + len(kv)) * block_size)
+        num_blocks = load.first_block + sum(map(len, parts))
+        num_tokens = min(len(load.token_ids), num_blocks * block_size)
         lease_id = f"disk:{next(self._ids)}"
         request = Request(lease_id, load.token_ids[:num_tokens], SamplingParams(), 0, 1)
         request.conversation, request.lease_ids = load.conversation, [lease_id]
@@ -211,8 +209,12 @@ class KvTier:
             manager.release(sequence)
             return
         manager.allocate(sequence, missing)
-        end = len(sequence.block_table)
-        self._memory.write_blocks(sequence.block_table[first:], kv[first - load.first_block : end - load.first_block])
+        place = load.first_block
+        for part in parts:
+            begin, end = max(first, place), min(place + len(part), len(sequence.block_table))
+            if begin < end:
+                self._memory.write_blocks(sequence.block_table[begin:end], part[begin - place : end - place])
+            place += len(part)
         self.num_loaded_tokens += missing
         manager.commit(sequence, missing)
         lease = manager.leases.keep(sequence, lease_id, load.conversation)
