@@ -55,6 +55,17 @@ def test_greedy_answers_of_a_mixed_batch_equal_transformers(llm: LLM, reference:
         assert output.outputs[0].token_ids == greedy(reference, output.prompt_token_ids, 20)
 
 
+def test_what_goes_on_from_a_text_keeps_the_space_before_its_first_word(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As SentencePiece decodes: a space at the very beginning is dropped.
+    words = lambda token_ids: "".join(f" {token_id}" for token_id in token_ids).removeprefix(" ")  # noqa: E731
+    monkeypatch.setattr(llm._engine.core, "decode", words)
+    params = SamplingParams(max_tokens=3, seed=1, ignore_eos=True)
+    assert llm.generate("Once upon", params)[0].outputs[0].text.startswith(" ")
+    assert not llm.generate(prompt(9), params)[0].outputs[0].text.startswith(" ")
+
+
 def test_candidates_differ_and_one_seed_repeats_them(llm: LLM) -> None:
     params = SamplingParams(n=4, seed=5, max_tokens=12, ignore_eos=True)
     first, again = llm.generate(prompt(19), params), llm.generate(prompt(19), params)

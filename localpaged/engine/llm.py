@@ -125,7 +125,10 @@ class LLM:
         try:
             for output in outputs:
                 command = Generate(
-                    request_id=output.request_id, prompt_token_ids=output.prompt_token_ids, params=params
+                    request_id=output.request_id,
+                    prompt_token_ids=output.prompt_token_ids,
+                    params=params,
+                    goes_on=output.prompt is not None,
                 )
                 self._take(core.submit(command), by_id, on_event)
             while core.has_work:

@@ -126,6 +126,7 @@ class ChatShape:
     """How chat answers are written."""
 
     prefix = "chatcmpl"
+    goes_on = False
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
@@ -177,6 +178,7 @@ class CompletionShape:
     """How plain completions are written."""
 
     prefix = "cmpl"
+    goes_on = True  # where the prompt ends, perhaps within a line
     object = "text_completion"
     chunk_object = "text_completion"
 
@@ -236,7 +238,9 @@ async def answer(
     """Run the prompts side by side and answer at once or as a stream; choice p * n + i is prompt p's i."""
     answer_id = f"{shape.prefix}-{uuid.uuid4().hex}"
     head = {"id": answer_id, "created": int(time.time()), "model": shape.model}
-    events = merge([engine.generate(prompt, params, f"{answer_id}-{i}") for i, prompt in enumerate(prompts)])
+    events = merge(
+        [engine.generate(prompt, params, f"{answer_id}-{i}", goes_on=shape.goes_on) for i, prompt in enumerate(prompts)]
+    )
     if body.stream:
         # The first event tells whether the request is taken, while there is still a status code to say so.
         prompt, first = await anext(events)
