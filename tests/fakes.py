@@ -97,6 +97,7 @@ class FakeEngine(EngineClient):
         self.hold: asyncio.Event | None = None
         self.die_after: int | None = None
         self.starts = 0
+        self.num_restarts = 0
         self.info: ModelInfo | None = None
         self.start_error: str | None = None
         self.state: Literal["starting", "ready", "dead", "stopped"] = "stopped"

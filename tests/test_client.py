@@ -15,7 +15,7 @@ from tiny_models import save_model
 
 from localpaged.engine.client import EngineClient
 from localpaged.engine.config import EngineConfig
-from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished
+from localpaged.engine.messages import Admitted, Delta, DropLeases, Event, Failed, Finished, ModelInfo, Ready
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import EngineDeadError, ModelError
 
@@ -100,6 +100,31 @@ def test_a_killed_engine_fails_what_ran_and_the_next_message_works(config: Engin
         assert one.conversation == "chat" and one.pinned
 
     with_client(config, work)
+
+
+def test_what_is_dropped_while_no_engine_is_there_is_dropped_by_the_next(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, sent = EngineClient(config), []  # type: ignore[var-annotated]
+    monkeypatch.setattr(client, "_send", sent.append)
+    client.drop_leases(conversation="7")
+    assert sent == []
+    info = ModelInfo(
+        name="tiny",
+        architecture="llama",
+        dtype="float32",
+        device="cpu",
+        block_size=16,
+        num_blocks=4,
+        bytes_per_block=1,
+        max_model_len=64,
+        longest_request=64,
+        weight_bytes=1,
+        load_s=0,
+    )
+    client._deliver(Ready(info))
+    client._deliver(Ready(info))
+    assert sent == [DropLeases(conversation="7", lease_ids=None)]
 
 
 def test_closing_the_stream_cancels_and_returns_every_block(config: EngineConfig) -> None:

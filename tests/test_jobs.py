@@ -471,6 +471,39 @@ def test_answers_that_cannot_go_on_are_left_as_they_are(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_an_answer_of_another_model_goes_on_from_its_text(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = FakeEngine(lambda prompt, index: "!" if prompt.endswith("Nine boats") else "Nine boats")
+        async with running(tmp_path, engine) as (jobs, store):
+            conversation = store.conversations.create()
+            job = await finished(await jobs.ask(conversation.id, None, "Hi", ONE))
+            answer = job.candidates[0].message
+            answer.token_ids, answer.finish_reason = [1, 2, 3], "length"
+            store.conversations.save_messages([answer])
+            job = await finished(await jobs.continue_answer(answer.id, ONE))
+            assert engine.prompts[1] == [*engine.prompts[0], *b"Nine boats"]
+            assert job.candidates[0].message.text == "Nine boats!"
+
+    asyncio.run(run())
+
+
+def test_stopping_while_a_dead_engine_is_started_again_writes_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        async with running(tmp_path, engine) as (jobs, store):
+            await engine.wait_ready()
+            engine.state, engine.load_s = "dead", 60
+            conversation = store.conversations.create()
+            job = await jobs.ask(conversation.id, None, "Hi", ONE)
+            await until(lambda: job.phase == "loading")
+            await jobs.stop(job.id)
+            await finished(job)
+            assert engine.prompts == []
+            assert job.candidates[0].message.finish_reason == "cancelled"
+
+    asyncio.run(run())
+
+
 def test_a_long_first_message_becomes_a_short_title(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path, FakeEngine()) as (jobs, store):

@@ -126,6 +126,34 @@ def test_spans_that_were_written_before_another_was_there_are_found_all_the_same
     assert read(files, files.find(text)) == text
 
 
+def test_of_two_spans_with_the_same_blocks_the_other_is_found_when_one_goes(tmp_path: Path) -> None:
+    for first, second in ((10, 22), (22, 10)):
+        files = open_files(tmp_path / str(first))
+        text = list(range(30))
+        for end in (first, second):
+            assert files.write(kv_of(text[:end]), text[:end], 0, "c", str(end))
+        assert files.write(kv_of(text[:12], 8), text[:12], 8, "c", "child")
+        files.drop_leases(["22"])
+        assert read(files, files.find(text)) == text[:12]
+        assert files.write(kv_of(text[:22]), text[:22], 0, "c", "22")
+        assert read(files, files.find(text)) == text[:22]
+
+
+def test_deleting_a_conversation_keeps_of_it_only_what_others_need(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    system = list(range(8))
+    store(files, [*system, *range(900, 910)], "a", "a1")
+    store(files, [*system, 1, 2, 3, 4, 5], "b", "b1")
+    files.drop_conversation("a")
+    for again in (files, open_files(tmp_path)):
+        assert read(again, again.find([*system, 1, 2, 3, 4, 5])) == [*system, 1, 2, 3, 4, 5]
+        assert again.find([*system, *range(900, 910)]).num_tokens == 8
+        assert {span.conversation for span in again.spans()} == {"", "b"}
+    assert not any(b"900" in path.read_bytes()[:2000] for path in files.folder.iterdir())
+    files.drop_conversation("b")
+    assert list(files.folder.iterdir()) == []
+
+
 def test_what_other_models_left_goes_when_all_is_too_much(tmp_path: Path) -> None:
     text = list(range(16))
     for name in ("old", "older"):
@@ -178,7 +206,6 @@ def test_deleting_a_conversation_or_a_branch_deletes_its_files(tmp_path: Path) -
     files.drop_conversation("a")
     assert files.find([*common, 5, 6, 7, 8]).num_tokens == 12  # "b" still needs the beginning
     files.drop_conversation("b")
-    files.drop_conversation("a")
     assert list(files.folder.iterdir()) == []
 
 

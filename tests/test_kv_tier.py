@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ from localpaged.engine.messages import Delta, Finished, Generate
 ANSWER = 13
 
 
-def start(model: Path, kv: Path, num_blocks: int = 64, disk: int = 1 << 30, swap_space: float = 0) -> EngineCore:
+def start(
+    model: Path,
+    kv: Path,
+    num_blocks: int = 64,
+    disk: int = 1 << 30,
+    swap_space: float = 0,
+    prefix_caching: bool = True,
+) -> EngineCore:
     llm = LLM(
         str(model),
         block_size=8,
@@ -25,6 +33,7 @@ def start(model: Path, kv: Path, num_blocks: int = 64, disk: int = 1 << 30, swap
         kv_folder=str(kv),
         kv_disk_space=disk,
         swap_space=swap_space,
+        enable_prefix_caching=prefix_caching,
         check_when_idle=True,
     )
     core = llm._engine.core
@@ -182,6 +191,65 @@ def test_cancelling_while_it_is_read_leaves_nothing_behind(byte_model: Path, tmp
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+def test_cancelling_one_answer_while_it_is_read_lets_the_others_go_on(byte_model: Path, tmp_path: Path) -> None:
+    core, history = after_a_restart(byte_model, tmp_path)
+    command = Generate(
+        request_id="r",
+        prompt_token_ids=[*history, 1],
+        params=SamplingParams(n=2, max_tokens=5, ignore_eos=True),
+        conversation="c",
+        lease_ids=["r-0", "r-1"],
+    )
+    assert not core.submit(command)
+    core.cancel("r", 0)
+    events = [event for _ in range(300) if core.has_work for event in core.step()]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].num_cached_tokens == len(history) - 1
+
+
+def test_what_is_deleted_is_not_written_afterwards(byte_model: Path, tmp_path: Path) -> None:
+    core = start(byte_model, tmp_path)
+    assert core.sessions.tier is not None
+    command = Generate(
+        request_id="r",
+        prompt_token_ids=prompt(45)["prompt_token_ids"],
+        params=SamplingParams(max_tokens=50, ignore_eos=True),
+        conversation="c",
+        lease_ids=["r-0"],
+    )
+    assert not core.submit(command)
+    for _ in range(4):
+        core.step()
+    # Kept by the cancel, forgotten before anything else is done.
+    core.cancel("r")
+    core.sessions.drop("c")
+    turn(core, "other", prompt(45, 9)["prompt_token_ids"], "d")
+    # And what waits to be written.
+    free = threading.Event()
+    core.sessions.tier._writer.submit(free.wait)
+    converse(core, "e", 3)
+    core.sessions.drop("e")
+    free.set()
+    core.sessions.close()
+    core.sessions.tier._writer.shutdown(wait=True)
+    assert {span.conversation for span in core.sessions.tier.disk.spans()} == {"d"}
+
+
+def test_deleting_an_answer_reaches_what_was_read_of_it(byte_model: Path, tmp_path: Path) -> None:
+    core, history = after_a_restart(byte_model, tmp_path)
+    core.sessions.warm("c", history)
+    while core.has_work:
+        core.step()
+    core.sessions.drop(lease_ids=["c2-0"])
+    assert core.pool.num_referenced == 0
+    core.sessions.warm("c", history)
+    core.sessions.drop(lease_ids=["c1-1"])  # while it is read
+    while core.has_work:
+        core.step()
+    assert core.pool.num_referenced == 0
+    assert not [lease for lease in core.leases]
+
+
 def test_forgetting_while_it_is_read_forgets_it(byte_model: Path, tmp_path: Path) -> None:
     core, history = after_a_restart(byte_model, tmp_path)
     core.sessions.warm("c", history)
@@ -213,8 +281,13 @@ def test_random_trees_of_conversations_are_answered_as_without_any_of_this(
 ) -> None:
     """Append, branch, edit, regenerate, choose, pin, prune, forget, evict, restart, with host memory, disk or both."""
     rng = random.Random(seed)
-    disk, swap_space = [(1 << 30, 0), (0, 1), (200_000, 0.0001), (1 << 30, 1)][seed]
-    core = start(byte_model, tmp_path, 24, disk, swap_space)
+    disk, swap_space, prefix_caching = [
+        (1 << 30, 0, True),
+        (0, 1, True),
+        (200_000, 0.0001, True),
+        (1 << 30, 1, False),
+    ][seed]
+    core = start(byte_model, tmp_path, 24, disk, swap_space, prefix_caching)
     # Every text that was ever asked or answered, by conversation, and the leases of the answers.
     texts: dict[str, list[list[int]]] = {
         name: [prompt(20, salt)["prompt_token_ids"]] for salt, name in enumerate("abc")
@@ -227,7 +300,7 @@ def test_random_trees_of_conversations_are_answered_as_without_any_of_this(
             case 0:
                 num_given_up += core.leases.num_given_up
                 core.sessions.close()
-                core = start(byte_model, tmp_path, 24, disk, swap_space)
+                core = start(byte_model, tmp_path, 24, disk, swap_space, prefix_caching)
             case 1 if names:
                 core.sessions.drop(lease_ids=[rng.choice(names)])
             case 2 if number % 3 == 0:

@@ -66,6 +66,7 @@ class EngineClient:
         self._ids = itertools.count()
         # A process that is started again is told anew.
         self._pinned: set[str] = set()
+        self._drops: list[DropLeases] = []
 
     @property
     def pid(self) -> int | None:
@@ -100,6 +101,12 @@ class EngineClient:
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader, self._process))
 
+    async def restart_if_dead(self) -> None:
+        """Start a process that has ended again; returns at once."""
+        if self.state == "dead":
+            self.num_restarts += 1
+            await self.start()
+
     async def wait_ready(self) -> ModelInfo:
         """Wait for the model. Raises ModelError with the child's message when it cannot be loaded."""
         await self._settled.wait()
@@ -122,10 +129,8 @@ class EngineClient:
         Failed with code "engine_dead". Closing the iterator early cancels the request.
         """
         request_id = request_id or f"request-{next(self._ids)}"
-        if self.state == "dead":
-            self.num_restarts += 1
-            await self.start()
         try:
+            await self.restart_if_dead()
             await self.wait_ready()
         except ModelError as error:
             yield Failed(request_id=request_id, code=error.code, message=str(error))
@@ -170,9 +175,15 @@ class EngineClient:
             self._send(PinConversation(conversation, pinned))
 
     def drop_leases(self, conversation: str | None = None, lease_ids: list[str] | None = None) -> None:
-        """Forget the KV of some answers, of a conversation, or with neither of all of them."""
+        """Forget the KV of some answers, of a conversation, or with neither of all of them.
+
+        What an engine that is not there has on disk is forgotten when it is.
+        """
+        command = DropLeases(lease_ids=lease_ids, conversation=conversation)
         if self.state == "ready":
-            self._send(DropLeases(lease_ids=lease_ids, conversation=conversation))
+            self._send(command)
+        else:
+            self._drops.append(command)
 
     def warm(self, conversation: str, token_ids: list[int]) -> None:
         """Bring a conversation's KV in from disk while its next message is written."""
@@ -262,6 +273,9 @@ class EngineClient:
             self.info, self.state = reply.info, "ready"
             for conversation in self._pinned:
                 self.pin(conversation, True)
+            for drop in self._drops:
+                self._send(drop)
+            self._drops.clear()
             self._settled.set()
         elif isinstance(reply, StartFailed):
             self.start_error = reply.message

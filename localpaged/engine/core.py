@@ -98,10 +98,10 @@ class EngineCore:
             return []
         events: list[Event] = []
         ranked = job.request.params.needs_ranking
-        self.sessions.cancel(job.request)
         live = [s for s in job.request.live if index is None or s.index == index or ranked]
         deltas = [job.delta(self.pool, sequence) for sequence in live]
         self.scheduler.cancel(job.request, None if ranked else index)
+        self.sessions.cancelled(job.request)
         for sequence, delta in zip(live, deltas, strict=True):
             if sequence.index < job.request.params.n:
                 delta.finish_reason = "cancelled"

@@ -39,6 +39,11 @@ class Start:
     num_registered_blocks: int
     lease: Lease | None = None
 
+    def whole_blocks(self, block_size: int) -> "Start":
+        """Without the block that is filled in part."""
+        count = self.num_tokens // block_size
+        return Start(self.blocks[:count], count * block_size, min(self.num_registered_blocks, count), self.lease)
+
 
 class KVCacheManager:
     """Block tables over one pool. prefix_caching False neither finds nor keeps prefixes; leases stay all the same."""

@@ -28,8 +28,8 @@ class KvReadError(Exception):
 class Span:
     """token_ids fill the span's blocks one after the other, the last one perhaps in part.
 
-    key: a name of its own; parent: name of the block before the first; names: of its full blocks; used: seconds
-    since 1970
+    key: a name of its own; parent: name of the block before the first; names: of its full blocks
+    conversation, lease_id: whose it is; empty when only others need it any more. used: seconds since 1970
     """
 
     key: str
@@ -140,7 +140,8 @@ class SpanStore(ABC):
         self.read_bytes_s = read_bytes_s
         self._lock = threading.RLock()
         self._spans: dict[str, Span] = {}
-        self._by_name: dict[bytes, tuple[Span, int]] = {}
+        # The spans with a block, and its place there: one, or several that were written at once.
+        self._by_name: dict[bytes, list[tuple[Span, int]]] = {}
         self._tails: dict[bytes, list[Span]] = {}
 
     @abstractmethod
@@ -167,12 +168,12 @@ class SpanStore(ABC):
     def block(self, name: bytes, token_ids: list[int]) -> tuple[Span, int] | None:
         """The span with the block of this name and these tokens, and its place there."""
         with self._lock:
-            hit = self._by_name.get(name)
-        if hit is None:
-            return None
-        span, place = hit
-        start = place * self.block_size
-        return hit if span.token_ids[start : start + self.block_size] == token_ids else None
+            hits = list(self._by_name.get(name, []))
+        for span, place in reversed(hits):
+            start = place * self.block_size
+            if span.token_ids[start : start + self.block_size] == token_ids:
+                return span, place
+        return None
 
     def longest_tail(self, parent: bytes, token_ids: list[int]) -> tuple[int, Span | None]:
         """The span whose partly filled block after parent has the most of these tokens, and how many."""
@@ -199,11 +200,17 @@ class SpanStore(ABC):
         names = block_names(token_ids, self.block_size)
         first = num_before // self.block_size
         parent = names[first - 1] if first else ROOT
-        own = token_ids[num_before:]
+        span = self._span(parent, token_ids[num_before:], names[first:], conversation, lease_id)
+        return self._write(span, kv)
+
+    def _span(self, parent: bytes, own: list[int], names: list[bytes], conversation: str, lease_id: str) -> Span:
         key = hashlib.blake2b(parent + np.asarray(own, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
-        if key in self._spans:
+        return Span(key, parent, own, names, 0, conversation, lease_id, time.time())
+
+    def _write(self, span: Span, kv: KV) -> bool:
+        if span.key in self._spans:
             return True
-        span = Span(key, parent, own, names[first:], kv.nbytes, conversation, lease_id, time.time())
+        span.num_bytes = kv.nbytes
         if not self._put(span, kv):
             return False
         self._add(span)
@@ -211,34 +218,62 @@ class SpanStore(ABC):
         return True
 
     def drop(self, spans: Iterable[Span]) -> None:
-        """Delete spans, and with each those that follow it, which cannot be used without it."""
+        """Delete spans, and with each those that follow it and no other, which cannot be used without it."""
         with self._lock:
             waiting = list(spans)
             while waiting:
                 span = waiting.pop()
-                if self._spans.pop(span.key, None) is None:
-                    continue
-                self._delete(span)
-                for name in span.names:
-                    if self._by_name.get(name, (None,))[0] is span:
-                        del self._by_name[name]
-                for tails in self._tails.values():
-                    if span in tails:
-                        tails.remove(span)
-                waiting += [other for other in self._spans.values() if other.parent in span.names]
+                if self._remove(span):
+                    waiting += [
+                        other
+                        for other in self._spans.values()
+                        if other.parent in span.names and other.parent not in self._by_name
+                    ]
+
+    def _remove(self, span: Span) -> bool:
+        """Delete one span; whether it was here."""
+        if self._spans.pop(span.key, None) is None:
+            return False
+        self._delete(span)
+        for name in span.names:
+            self._by_name[name] = [hit for hit in self._by_name[name] if hit[0] is not span]
+            if not self._by_name[name]:
+                del self._by_name[name]
+        for tails in self._tails.values():
+            if span in tails:
+                tails.remove(span)
+        return True
 
     def drop_conversation(self, conversation: str | None) -> None:
-        """Delete what a conversation alone needs, or everything."""
-        self._drop_leaves(lambda span: conversation is None or span.conversation == conversation)
+        """Delete all of a conversation that no other one needs, or everything."""
+        self._forget(lambda span: conversation is None or span.conversation == conversation)
 
     def drop_leases(self, lease_ids: Iterable[str]) -> None:
-        """Delete what these answers alone need."""
+        """Delete all of these answers that nothing else needs."""
         names = set(lease_ids)
-        self._drop_leaves(lambda span: span.lease_id in names)
+        self._forget(lambda span: span.lease_id in names)
 
-    def _drop_leaves(self, wanted: Callable[[Span], bool]) -> None:
-        while leaves := [span for span in self._leaves() if wanted(span)]:
+    def _forget(self, wanted: Callable[[Span], bool]) -> None:
+        while leaves := [span for span in self._leaves() if wanted(span) or not span.conversation]:
             self.drop(leaves)
+        for span in self.spans():
+            if wanted(span):
+                self._cut(span)
+
+    def _cut(self, span: Span) -> None:
+        """Keep of a span the blocks that others follow, as nobody's, and no token more."""
+        parents = {other.parent for other in self.spans()}
+        needed = max((place + 1 for place, name in enumerate(span.names) if name in parents), default=0)
+        own, names = span.token_ids[: needed * self.block_size], span.names[:needed]
+        rest = self._span(span.parent, own, names, "", "")
+        try:
+            kv = np.ascontiguousarray(self.read(span, 0, needed))
+        except KvReadError:
+            return  # It is gone, with what followed it.
+        with self._lock:
+            self._remove(span)
+            if not self._write(rest, kv):
+                self.drop([other for other in self._spans.values() if other.parent in span.names])
 
     def _leaves(self) -> list[Span]:
         spans = self.spans()
@@ -253,8 +288,8 @@ class SpanStore(ABC):
     def _add(self, span: Span) -> None:
         with self._lock:
             self._spans[span.key] = span
-            # Of two spans with the same beginning, written at once, the later one is found: it may outlive the other.
-            self._by_name |= {name: (span, place) for place, name in enumerate(span.names)}
+            for place, name in enumerate(span.names):
+                self._by_name.setdefault(name, []).append((span, place))
             if span.tail(self.block_size):
                 last = span.names[-1] if span.names else span.parent
                 self._tails.setdefault(last, []).append(span)

@@ -3,7 +3,7 @@
 What a conversation goes on from is written to disk as soon as it is chosen, so that a killed process loses nothing
 but time. A lease that gives way moves down: to host memory where there is room set aside, and to disk. It is read
 again when the conversation is opened or asked, where reading is faster than computing by the rates measured so far.
-Spans are read and written on a thread of their own; blocks are copied between steps.
+Spans are read and written on threads of their own; blocks are copied between steps.
 """
 
 import itertools
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from localpaged.engine.kv_cache_manager import KVCacheManager
@@ -41,6 +40,7 @@ class Load:
     """KV on its way in, from first_block on. request: the one that waits for it, if there is one."""
 
     token_ids: list[int]
+    lease_id: str
     first_block: int
     conversation: str
     parts: "Future[list[KV]]"
@@ -67,10 +67,12 @@ class KvTier:
         self._manager = manager
         self._memory = memory
         self._prefill_tokens_s = prefill_tokens_s
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-files")
+        # Who waits for what is read does not wait for what is written.
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-read")
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-write")
         self._loads: list[Load] = []
-        self._writes: set[Future[bool]] = set()
-        self._queued_bytes = 0
+        # What is being written, in bytes.
+        self._writes: dict[Future[bool], int] = {}
         self._ids = itertools.count()
         self.num_loaded_tokens = 0
 
@@ -86,7 +88,7 @@ class KvTier:
     def move_down(self, lease: Lease) -> None:
         """Keep what of a lease is nowhere but in the pool, before its blocks are given to others."""
         for store in self.stores:
-            if self._queued_bytes < MOST_QUEUED_BYTES:
+            if store is self.host or sum(list(self._writes.values())) < MOST_QUEUED_BYTES:
                 self._save(lease, store)
 
     def _save(self, lease: Lease, store: SpanStore) -> None:
@@ -104,14 +106,9 @@ class KvTier:
             if store is self.host:
                 store.write(kv, token_ids[:end], start, lease.conversation, lease.id)
                 continue
-            write = self._thread.submit(store.write, kv, token_ids[:end], start, lease.conversation, lease.id)
-            self._queued_bytes += kv.nbytes
-            self._writes.add(write)
-            write.add_done_callback(partial(self._written, kv.nbytes))
-
-    def _written(self, num_bytes: int, write: "Future[bool]") -> None:
-        self._queued_bytes -= num_bytes
-        self._writes.discard(write)
+            write = self._writer.submit(store.write, kv, token_ids[:end], start, lease.conversation, lease.id)
+            self._writes[write] = kv.nbytes
+            write.add_done_callback(self._writes.pop)
 
     def begin_load(self, token_ids: list[int], conversation: str, request: Request | None) -> bool:
         """Start reading what the stores have of a text and the pool has not, where that pays; whether it does."""
@@ -123,8 +120,15 @@ class KvTier:
                 # Opened a moment ago: the request waits for what is being read already.
                 load.request = request
                 return True
-        parts = self._thread.submit(self._read, found)
-        self._loads.append(Load(token_ids[: found.num_tokens], found.first_block, conversation, parts, request))
+        last = found.parts[-1].span
+        # What is deleted with an answer is found by the answer's name.
+        lease_id = last.lease_id if last.conversation == conversation else ""
+        if not lease_id or self._manager.leases.get(lease_id) is not None:
+            lease_id = f"read:{next(self._ids)}"
+        parts = self._reader.submit(self._read, found)
+        self._loads.append(
+            Load(token_ids[: found.num_tokens], lease_id, found.first_block, conversation, parts, request)
+        )
         return True
 
     def price(self, token_ids: list[int], num_in_memory: int) -> tuple[int, float]:
@@ -175,13 +179,21 @@ class KvTier:
         for load in self._loads:
             if conversation in (None, load.conversation):
                 load.token_ids = []
-        for store in self.stores:
-            store.drop_conversation(conversation)
+        self._drop(lambda store: store.drop_conversation(conversation))
 
     def drop_leases(self, lease_ids: list[str]) -> None:
         """Forget what some answers alone need."""
+        for load in self._loads:
+            if load.lease_id in lease_ids:
+                load.token_ids = []
+        self._drop(lambda store: store.drop_leases(lease_ids))
+
+    def _drop(self, drop: Callable[[SpanStore], None]) -> None:
         for store in self.stores:
-            store.drop_leases(lease_ids)
+            drop(store)
+        if self.disk is not None and self._writes:
+            # Once more for what is being written.
+            self._writer.submit(drop, self.disk)
 
     def cancel(self, request: Request) -> None:
         """Let nobody wait for a request's load."""
@@ -196,12 +208,13 @@ class KvTier:
             return
         num_blocks = load.first_block + sum(map(len, parts))
         num_tokens = min(len(load.token_ids), num_blocks * block_size)
-        lease_id = f"disk:{next(self._ids)}"
-        request = Request(lease_id, load.token_ids[:num_tokens], SamplingParams(), 0, 1)
-        request.conversation, request.lease_ids = load.conversation, [lease_id]
+        request = Request(load.lease_id, load.token_ids[:num_tokens], SamplingParams(), 0, 1)
+        request.conversation, request.lease_ids = load.conversation, [load.lease_id]
         sequence = request.sequences[0]
-        # Whole blocks that are in memory by now stay where they are.
-        manager.adopt(sequence, manager.find_start(request.prompt_token_ids, None))
+        # Whole blocks that are in the pool stay where they are.
+        manager.adopt(
+            sequence, manager.find_start(request.prompt_token_ids, load.conversation).whole_blocks(block_size)
+        )
         first, missing = len(sequence.block_table), num_tokens - sequence.num_computed
         room = manager.pool.num_available + manager.leases.num_reclaimable()
         # What was in the pool when reading began may have had to go since.
@@ -217,14 +230,15 @@ class KvTier:
             place += len(part)
         self.num_loaded_tokens += missing
         manager.commit(sequence, missing)
-        lease = manager.leases.keep(sequence, lease_id, load.conversation)
+        lease = manager.leases.keep(sequence, load.lease_id, load.conversation)
         lease.chosen, lease.on_probation = True, False
 
     def flush_writes(self) -> None:
         """Wait a little for what is being written."""
-        wait(set(self._writes), timeout=FLUSH_TIMEOUT_S)
+        wait(list(self._writes), timeout=FLUSH_TIMEOUT_S)
 
     def flush(self) -> None:
         """Finish what is being written, if it takes no longer than a little, and end."""
         self.flush_writes()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._reader, self._writer):
+            thread.shutdown(wait=False, cancel_futures=True)

@@ -89,7 +89,10 @@ class Leases:
 
     def keep(self, sequence: Sequence, lease_id: str, conversation: str) -> Lease:
         """Take over the blocks of a finished sequence, which has none afterwards."""
+        before = self.get(lease_id)
         self.drop([lease_id])
+        # An answer that goes on is still one to the question that it was first.
+        num_prompt = before.num_prompt_tokens if before is not None else sequence.num_prompt_tokens
         lease = Lease(
             lease_id,
             conversation,
@@ -99,7 +102,7 @@ class Leases:
             sequence.num_registered_blocks,
             next(self._clock),
             time.time(),
-            sequence.num_prompt_tokens,
+            num_prompt,
             sequence.num_prompt_tokens if len(sequence.request.sequences) > 1 else 0,
             # A single answer is chosen without being pressed.
             chosen=len(sequence.request.sequences) == 1,
@@ -112,6 +115,10 @@ class Leases:
             self._prefer(lease)
             self.fresh.append(lease)
         return lease
+
+    def get(self, lease_id: str) -> Lease | None:
+        """The lease of this name."""
+        return next((lease for lease in self if lease.id == lease_id), None)
 
     def find(self, token_ids: list[int], conversation: str) -> tuple[Lease, int] | None:
         """The lease of a conversation with the most tokens in common with these, and how many; None for none."""
@@ -133,11 +140,10 @@ class Leases:
 
     def choose(self, lease_id: str) -> Lease | None:
         """Mark an answer as the one that its conversation goes on from; None for one that is not here."""
-        for lease in self:
-            if lease.id == lease_id:
-                self._prefer(lease)
-                return lease
-        return None
+        lease = self.get(lease_id)
+        if lease is not None:
+            self._prefer(lease)
+        return lease
 
     def _prefer(self, chosen: Lease) -> None:
         """Let an answer be the chosen one of those to the same question."""
@@ -225,6 +231,7 @@ class Leases:
 
     def _release(self, lease: Lease) -> None:
         self._pool.release(lease.block_table)
+        self.fresh = [one for one in self.fresh if one is not lease]
         leases = self._by_conversation[lease.conversation]
         del leases[lease.id]
         if not leases:

@@ -49,10 +49,11 @@ class Sessions:
             for request in self.tier.install(0 if self._scheduler.running else LOAD_WAIT_S):
                 request.held = False
 
-    def cancel(self, request: Request) -> None:
-        """Let a request that ends wait for nothing."""
-        if self.tier is not None and request.held:
+    def cancelled(self, request: Request) -> None:
+        """Let a request of which nothing runs any more wait for nothing; keep what it leaves."""
+        if self.tier is not None and request.held and not request.live:
             self.tier.cancel(request)
+        self.save_fresh()
 
     def save_fresh(self) -> None:
         """Write the answers that were kept since the last time."""
@@ -148,5 +149,6 @@ class Sessions:
 
     def close(self) -> None:
         """Finish what is being written."""
+        self.save_fresh()
         if self.tier is not None:
             self.tier.flush()

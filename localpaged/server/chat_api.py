@@ -114,7 +114,7 @@ def router(
             "turns": [{"message": message_json(turn.message), "siblings": turn.sibling_ids} for turn in branch.turns],
             "open_candidates": [message_json(message) for message in branch.open_candidates],
             "num_earlier": branch.num_earlier,
-            "job": {"id": job.id, "user": job.user.id} if job else None,
+            "job": job_json(job) if job else None,
         }
 
     tiers: dict[str, str] = {}
@@ -294,6 +294,11 @@ async def _event_stream(job: Job, cursor: int | None) -> AsyncIterator[bytes]:
             yield b": still here\n\n"
         else:
             yield b"id: %d\ndata: %s\n\n" % (place, msgspec.json.encode(event))
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    """messages: the answers that it writes, in the order in which its events number them."""
+    return {"id": job.id, "user": job.user.id, "messages": [candidate.message.id for candidate in job.candidates]}
 
 
 def conversation_json(conversation: Conversation) -> dict[str, Any]:

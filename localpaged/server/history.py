@@ -64,12 +64,19 @@ def record_span(user: Message, before: list[Message], prompt: Prompt) -> None:
     user.token_ids = prompt.token_ids[user.num_kept_tokens :]
 
 
-def whole_characters(tokenizer: Tokenizer, token_ids: list[int]) -> list[int]:
-    """The ids without those at the end that begin a character and do not complete it."""
-    for end in range(len(token_ids), max(len(token_ids) - MOST_BYTES, 0), -1):
-        if not tokenizer.decode(token_ids[:end]).endswith("\ufffd"):
-            return token_ids[:end]
-    return token_ids
+def beginning_of(tokenizer: Tokenizer, answer: Message) -> tuple[list[int], str]:
+    """The ids and the text with which an answer that was cut off goes on; the text is what it was, at least."""
+    ids = answer.token_ids
+    for end in range(len(ids), max(len(ids) - MOST_BYTES, 0), -1):
+        text = tokenizer.decode(ids[:end], skip_special_tokens=True)
+        # Half a character at the end is written anew.
+        if text.endswith("\ufffd") and not answer.text.endswith("\ufffd"):
+            continue
+        if text.startswith(answer.text):
+            return ids[:end], text
+        break
+    # Another model's ids, or none.
+    return tokenizer.encode(answer.text), answer.text
 
 
 def _num_agreeing(tokenizer: Tokenizer, stored: list[int], rendered: str) -> int:

@@ -16,7 +16,7 @@ from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Failed, Finished
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import InvalidRequestError, LocalpagedError, StoreError
-from localpaged.server.history import Tokenizer, branch_token_ids, build_prompt, record_span, whole_characters
+from localpaged.server.history import Tokenizer, beginning_of, branch_token_ids, build_prompt, record_span
 from localpaged.server.job import PACE_S, Job
 from localpaged.store.message import Message, NotFoundError
 from localpaged.store.store import Store
@@ -105,8 +105,7 @@ class JobManager:
 
         async def go_on() -> tuple[Message, list[Message]]:
             tokenizer = await asyncio.to_thread(self._tokenizer_provider)
-            answer.token_ids = whole_characters(tokenizer, answer.token_ids)
-            answer.text = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+            answer.token_ids, answer.text = beginning_of(tokenizer, answer)
             answer.state, answer.finish_reason, answer.error = "running", None, None
             user = await self._store.do(self._chats.message, parent)
             await self._store.do(self._chats.choose, message_id)
@@ -204,6 +203,7 @@ class JobManager:
             asyncio.get_running_loop().call_later(self._keep_s, self._jobs.pop, job.id, None)
 
     async def _generate(self, job: Job, params: SamplingParams) -> None:
+        await self._engine.restart_if_dead()
         if self._engine.state == "starting":
             job.set_phase("loading")
             await self._engine.wait_ready()

@@ -129,6 +129,8 @@ def test_choosing_while_others_are_written_stops_them(
     wait_for_text(page, 2)
     cards(page).nth(1).get_by_role("button", name="Choose").click()
     expect(page.locator(".lp-deck-frame.solo")).to_be_visible()
+    length = "document.querySelector('.lp-card-body').innerText.length"
+    page.wait_for_function(f"{length} > {page.evaluate(length) + 20}")  # it goes on being written
     page.get_by_role("button", name="Stop", exact=True).click()
     wait_for_quiet(page)
     expect(page.locator(".lp-turn.assistant .lp-switch")).to_contain_text("2 / 2")

@@ -52,7 +52,7 @@ export class Chat {
     });
     this.transcript = new Transcript({
       choose: (card) => this.choose(card),
-      stop: (card) => this.job && this.attempt(() => api.stop(this.job.id, [this.transcript.deck.indexOf(card)])),
+      stop: (card) => this.job && this.attempt(() => api.stop(this.job.id, [this.job.messages.indexOf(card.message.id)])),
       stopAll,
       regenerate: (user = this.view.turns.at(-1).message.id) =>
         this.write(() => api.regenerate(user, this.settings.sampling)),
@@ -142,7 +142,7 @@ export class Chat {
     this.header.setTitle(view?.conversation.title ?? "");
     this.showMiddle();
     this.scroller.anchor = this.transcript.anchor();
-    if (view?.job && this.job?.id !== view.job.id) this.attach(view.job.id);
+    if (view?.job && this.job?.id !== view.job.id) this.attach(view.job);
     this.showMode();
     this.countSoon(0);
     this.showKv();
@@ -252,10 +252,10 @@ export class Chat {
 
   // The job that runs
 
-  attach(id) {
+  attach(job) {
     this.detach();
-    this.job = { id };
-    this.leaveJob = api.followJob(id, {
+    this.job = job;
+    this.leaveJob = api.followJob(job.id, {
       onEvent: (event) => this.take(event),
       onLost: () => this.server.lost(),
       onBack: () => this.server.found(),
@@ -271,7 +271,7 @@ export class Chat {
 
   take(event) {
     if (event.type === "unsaved") toast(`Not saved yet: ${event.message}`, null, 15_000);
-    if (this.transcript.deck?.take(event) || event.type === "done") {
+    if (this.transcript.deck?.take(event, this.job.messages) || event.type === "done") {
       this.transcript.deck?.announceEnd();
       this.jobEnded();
     }

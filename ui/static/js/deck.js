@@ -52,11 +52,12 @@ export class Deck {
     return this.cards.some((card) => card.running);
   }
 
-  /** Apply an event of the job's stream. Returns whether it was the last. */
-  take(event) {
+  /** Apply an event of the stream of a job on these messages. Returns whether it was the last. */
+  take(event, messages) {
+    const card = (part) => this.cards.find((one) => one.message.id === messages[part.i]);
     if (event.type === "snapshot") {
       this.prefill = event.prefill;
-      for (const part of event.candidates) this.cards[part.i]?.take(part, true);
+      for (const part of event.candidates) card(part)?.take(part, true);
       this.setPhase(event.phase);
     } else if (event.type === "phase") {
       this.setPhase(event.phase);
@@ -64,7 +65,7 @@ export class Deck {
       this.prefill = event;
       this.setPhase(this.phase);
     } else if (event.type === "tokens") {
-      for (const part of event.candidates) this.cards[part.i]?.take(part, false);
+      for (const part of event.candidates) card(part)?.take(part, false);
     }
     this.show();
     return event.type === "done" || (event.type === "snapshot" && event.phase === "done");
@@ -121,11 +122,6 @@ export class Deck {
   announceEnd() {
     const failed = this.cards.filter((card) => card.message.state === "error").length;
     announce(failed ? `${plural(failed, "answer")} failed.` : `${plural(this.cards.length, "answer")} complete.`);
-  }
-
-  /** The place of a card among the answers of the job that writes them. */
-  indexOf(card) {
-    return this.cards.length === 1 ? 0 : card.message.candidate;
   }
 
   cardOf(key) {

@@ -80,7 +80,8 @@ export class Transcript {
     const { message } = turn;
     const timings = next?.role === "assistant" ? next.timings : null;
     const isLast = turn === this.view.turns.at(-1);
-    const key = JSON.stringify([message.state, message.text.length, turn.siblings, message.role === "user" && timings, isLast]);
+    const { state, text, finish_reason: finish } = message;
+    const key = JSON.stringify([state, finish, text.length, turn.siblings, message.role === "user" && timings, isLast]);
     const before = this.rows.get(message.id);
     if (before?.key === key) return before;
     const element = message.role === "user" ? this.userRow(turn, timings, place) : this.answerRow(turn, isLast);
