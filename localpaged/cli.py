@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -205,12 +206,14 @@ def ps(
     conversations = status.pop("conversations")
     _show(status, json_output)
     if conversations:
-        print(f"\n{'chat':>5}  {'kv':<5} {'tokens':>7} {'blocks':>7} {'private':>7} {'memory':>9} {'disk':>9}  title")
+        names = f"{'tokens':>7} {'blocks':>7} {'private':>7} {'memory':>9} {'disk':>9} {'used':>9}"
+        print(f"\n{'chat':>5}  {'kv':<5} {names}  title")
     for one in conversations:
         in_memory = one["num_bytes"] + one["num_host_bytes"]
         print(
             f"{one['conversation']:>5}  {one['tier']:<5} {one['num_tokens']:>7} {one['num_blocks']:>7} "
-            f"{one['num_private_blocks']:>7} {_human(in_memory):>9} {_human(one['num_disk_bytes']):>9}  "
+            f"{one['num_private_blocks']:>7} {_human(in_memory):>9} {_human(one['num_disk_bytes']):>9} "
+            f"{_ago(one['used_at']):>9}  "
             f"{one['title']}{' (pinned)' if one['pinned'] else ''}"
         )
 
@@ -267,6 +270,15 @@ def _human(num_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     raise AssertionError
+
+
+def _ago(moment: float) -> str:
+    """How long ago a moment was that is given in seconds since 1970."""
+    seconds = max(time.time() - moment, 0.0)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 # typer carries a click of its own and exports only this one of its errors.

@@ -148,8 +148,7 @@ def fetch_status(settings: Settings) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         health = _get(f"{address}/health", headers)
-        conversations = _get(f"{address}/api/kv/conversations", headers)
-        return {"address": address, **health, **_get(f"{address}/api/kv", headers), **conversations}
+        return {"address": address, **health, **_get(f"{address}/api/kv", headers)}
     except urllib.error.HTTPError as error:
         body = json.loads(error.read() or b"{}")
         said = body.get("status") or body.get("error", {}).get("message") or error.reason

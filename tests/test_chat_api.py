@@ -233,7 +233,9 @@ def test_health_says_loading_then_ok_then_dead(tmp_path: Path) -> None:
         assert client.get("/api/kv").status_code == 503
         wait_for_model(client)
         assert client.get("/health").json() == {"status": "ok", "model": "fake-135M"}
-        assert client.get("/api/kv").json()["num_blocks"] == 4096
+        pool = client.get("/api/kv").json()
+        assert pool["num_blocks"] == 4096 and pool["conversations"] == []
+        assert "conversations" not in client.get("/api/kv?conversations=false").json()
         state = client.get("/api/state").json()
         assert state["engine"] == "ready" and state["model"]["max_model_len"] == 8192
         engine.state = "dead"

@@ -1,5 +1,6 @@
 """Conversations on the real server with the default model: what is computed again, and what is not, across restarts."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -134,7 +135,9 @@ def test_forgetting_a_conversation_frees_blocks_and_files(server: ServerProcess)
     out = subprocess.run(
         [sys.executable, "-m", "localpaged", "ps", "--port", str(server.port)], capture_output=True, text=True
     )
-    assert "(pinned)" in out.stdout
+    (line,) = [line for line in out.stdout.splitlines() if "(pinned)" in line]
+    assert re.search(r"host +\d+ +\d+ +\d+ +[\d.]+ MB +[\d.]+ MB +\d+ s  What is written", line)
+    assert chat.call("GET", "/api/kv")["conversations"][0]["conversation"] == str(chat.id)
     chat.call("DELETE", f"/api/kv/conversations/{chat.id}")
     after = chat.call("GET", "/api/kv")
     assert chat.residency() is None

@@ -28,12 +28,14 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
             raise ModelError("The model is not loaded. Try again when /health answers 200.")
 
     @routes.get("")
-    async def kv() -> dict[str, Any]:
+    async def kv(conversations: bool = True) -> dict[str, Any]:
+        """The pool's audit, and where each conversation's KV is unless conversations is false."""
         check_ready()
-        return await engine.stats()
+        stats = await engine.stats()
+        return {**stats, **(await list_conversations() if conversations else {})}
 
     @routes.get("/conversations")
-    async def conversations() -> dict[str, Any]:
+    async def list_conversations() -> dict[str, Any]:
         """Where each conversation's KV is, the latest used first."""
         check_ready()
         bytes_per_block = engine.info.bytes_per_block if engine.info else 0

@@ -36,7 +36,7 @@ async function call(method, path, body) {
 }
 
 export const getState = () => call("GET", "/api/state");
-export const getKv = () => call("GET", "/api/kv");
+export const getKv = () => call("GET", "/api/kv?conversations=false");
 export const listConversations = (query) => call("GET", `/api/conversations?query=${encodeURIComponent(query)}`);
 export const createConversation = (fields) => call("POST", "/api/conversations", fields);
 export const changeConversation = (id, fields) => call("PATCH", `/api/conversations/${id}`, fields);
