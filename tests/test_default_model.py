@@ -1,6 +1,7 @@
 """The default model: greedy output equals transformers' on real prompts, alone, with candidates, and in one batch."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def prompts(llm: LLM) -> list[dict[str, list[int]]]:
     ]
 
 
-def first_difference(reference: Any, prompt: list[int], answer: list[int]) -> tuple[int, float] | None:
+@cache
+def first_difference(reference: Any, prompt: tuple[int, ...], answer: tuple[int, ...]) -> tuple[int, float] | None:
     """Where the answer leaves transformers' greedy path, and by how much its token is behind the likeliest."""
     with torch.inference_mode():
         logits = reference(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
@@ -61,7 +63,7 @@ def first_difference(reference: Any, prompt: list[int], answer: list[int]) -> tu
 
 
 def check(reference: Any, prompt: list[int], answer: list[int]) -> None:
-    difference = first_difference(reference, prompt, answer)
+    difference = first_difference(reference, tuple(prompt), tuple(answer))
     if difference is not None:
         position, behind = difference
         print(f"parts ways at token {position}: {behind:.2e} behind the likeliest")

@@ -45,16 +45,20 @@ def test_markup_put_into_the_page_by_force_is_stopped_by_the_policy(
     faults.clear()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1024, 768), (390, 844)])
 def test_wide_content_stays_in_its_place(
-    open_page: Callable[..., Page], fake_server: ServerProcess, width: int, height: int, theme: str
+    open_page: Callable[..., Page], fake_server: ServerProcess, width: int, height: int
 ) -> None:
-    page = open_page(fake_server.url, width, height, color_scheme=theme)
-    assert page.evaluate("document.documentElement.dataset.theme") == theme
+    page = open_page(fake_server.url, width, height, color_scheme="light")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
     assert overflowing(page) == []
     ask(page, "wide " + "w" * 500, answers=4)
     wait_for_choice(page)
+    assert overflowing(page) == []
+    page.emulate_media(color_scheme="dark")
+    page.reload()
+    expect(page.locator(".lp-deck.open")).to_be_visible()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert overflowing(page) == []
     cards(page).nth(0).get_by_role("button", name="Choose").click()
     expect(page.locator(".lp-deck")).to_have_count(0)
@@ -128,7 +132,7 @@ def test_choosing_while_others_are_written_stops_them(
     ask(page, "slow", answers=2)
     wait_for_text(page, 2)
     cards(page).nth(1).get_by_role("button", name="Choose").click()
-    expect(page.locator(".lp-deck-frame.solo")).to_be_visible()
+    expect(page.locator(".lp-deck-frame.solo .lp-card-state")).to_have_text("decoding")
     length = "document.querySelector('.lp-card-body').innerText.length"
     page.wait_for_function(f"{length} > {page.evaluate(length) + 20}")  # it goes on being written
     page.get_by_role("button", name="Stop", exact=True).click()

@@ -77,6 +77,12 @@ export class Deck {
     this.show();
   }
 
+  /** Stand in the phase of a deck that showed the same job. */
+  goOnFrom({ phase, prefill }) {
+    this.prefill = prefill;
+    if (phase) this.setPhase(phase);
+  }
+
   setPhase(phase) {
     this.phase = phase;
     for (const card of this.cards) if (card.running) card.setPhase(phase, this.prefill);

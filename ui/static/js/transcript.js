@@ -51,8 +51,11 @@ export class Transcript {
     } else if (this.deck?.key === key) {
       this.deck.update(messages);
     } else {
+      const before = this.deck;
       this.deck = new Deck(messages, { hidden, actions: this.actions, kv: this.actions.kv });
       this.deck.key = key;
+      // Of the same job, whose phase is not told again.
+      if (before?.cards.some((card) => inDeck.has(card.message.id))) this.deck.goOnFrom(before);
     }
     if (this.deck) elements.push(this.deck.element);
     this.rows = fresh;
