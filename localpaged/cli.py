@@ -84,10 +84,17 @@ def serve(
     """Start the chat server with its web page and API."""
     flags = {name: value for name, value in locals().items() if name != "open_browser"}
     from localpaged.config import load_settings
-    from localpaged.server.serve import serve as run_server
-    from localpaged.ui.page import page
 
-    run_server(load_settings(**flags), page, open_browser=open_browser)
+    settings = load_settings(**flags)
+    from localpaged.server.serve import serve as run_server
+
+    def make_page() -> Any:
+        # Gradio takes seconds to import; the model loads meanwhile.
+        from localpaged.ui.page import page
+
+        return page()
+
+    run_server(settings, make_page, open_browser=open_browser)
 
 
 @app.command(epilog='Example: localpaged run "Three names for a boat"   Example: localpaged run -n 4')

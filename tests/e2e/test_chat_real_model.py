@@ -111,6 +111,8 @@ def test_an_engine_that_is_killed_is_reported_and_the_next_message_works(
     wait_for_choice(page)
     assert all(page.locator(".lp-card-body").all_inner_texts())
     page.get_by_role("button", name="Regenerate").click()
+    # Not the answers that are still on screen: the new ones, once the engine is there again.
+    expect(page.locator(".lp-card[data-state=decoding]")).to_have_count(2, timeout=ANSWER_TIMEOUT_MS)
     wait_for_text(page, 2)
     page.get_by_role("button", name="Stop", exact=True).last.click()
     wait_for_choice(page)
