@@ -150,11 +150,18 @@ def fetch_status(settings: Settings) -> dict[str, Any]:
         health = _get(f"{address}/health", headers)
         return {"address": address, **health, **_get(f"{address}/api/kv", headers)}
     except urllib.error.HTTPError as error:
-        body = json.loads(error.read() or b"{}")
-        said = body.get("status") or body.get("error", {}).get("message") or error.reason
-        raise LocalpagedError(f"The server at {address} says: {said}.") from error
+        raise LocalpagedError(f"The server at {address} says: {_said(error)}.") from error
     except (urllib.error.URLError, ValueError) as error:
         raise LocalpagedError(f"No localpaged server answers at {address}. Start one: localpaged serve.") from error
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """What an answer that is an error says, in whatever form."""
+    try:
+        body = json.loads(error.read())
+    except ValueError:
+        return f"{error.reason}; its log says why"
+    return str(body.get("status") or body.get("error", {}).get("message") or error.reason)
 
 
 def _get(url: str, headers: dict[str, str]) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,21 @@ def test_an_engine_that_cannot_start_ends_the_server_with_the_reason(
     result = localpaged("serve", "--port", "0", flag, value)
     assert result.returncode == 2
     assert part in result.stderr.strip().splitlines()[-1]
+
+
+def test_a_server_that_fails_in_its_own_words_is_one_line_too(localpaged: Run) -> None:
+    class Failing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(500, "Internal Server Error")
+
+    with HTTPServer(("127.0.0.1", 0), Failing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = localpaged("ps", "--port", str(server.server_port))
+        server.shutdown()
+    assert result.returncode != 0
+    address = f"http://127.0.0.1:{server.server_port}"
+    said = f"localpaged: The server at {address} says: Internal Server Error; its log says why."
+    assert result.stderr.strip().splitlines() == [said]
 
 
 def test_a_truncated_model_is_refused(localpaged: Run, tmp_path: Path, default_model_path: Path) -> None:

@@ -1,60 +1,18 @@
 """Jobs: owned by the server, followed from anywhere, stored as they go."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from fakes import END, FakeEngine, FakeTokenizer
+from job_helpers import FOUR, ONE, answers, finished, running, told, until
 
 from localpaged.engine.sampling_params import SamplingParams
-from localpaged.errors import InvalidRequestError, StoreError
+from localpaged.errors import InvalidRequestError
 from localpaged.server.history import branch_token_ids
 from localpaged.server.job import Job
-from localpaged.server.jobs import ConversationBusyError, JobManager
-from localpaged.store.message import Message
-from localpaged.store.store import Store
-
-FOUR = SamplingParams(n=4, temperature=0.8, max_tokens=64)
-ONE = SamplingParams(n=1, max_tokens=64)
-
-
-@asynccontextmanager
-async def running(path: Path, engine: FakeEngine, **options: Any) -> AsyncIterator[tuple[JobManager, Store]]:
-    """A manager on a started engine and an open store."""
-    await engine.start()
-    with closing(Store(path / "chats.db")) as store:
-        jobs = JobManager(engine, store, FakeTokenizer, **options)
-        try:
-            yield jobs, store
-        finally:
-            await jobs.close()
-            await engine.stop()
-
-
-async def finished(job: Job) -> Job:
-    await asyncio.wait_for(job.done.wait(), 10)
-    return job
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("the condition did not come true within 4 s")
-
-
-def answers(store: Store, conversation_id: int) -> list[Message]:
-    return store.conversations.branch(conversation_id).open_candidates
-
-
-def told(log: list[dict[str, Any]], index: int) -> str:
-    """The text that a follower has put together for one candidate."""
-    return "".join(part["text"] for event in log for part in event.get("candidates", []) if part["i"] == index)
+from localpaged.server.jobs import ConversationBusyError
 
 
 def test_four_answers_are_stored_as_siblings_with_ids_ends_and_timings(tmp_path: Path) -> None:
@@ -213,23 +171,6 @@ def test_partial_answers_are_stored_while_they_are_written(tmp_path: Path) -> No
     asyncio.run(run())
 
 
-def test_an_engine_that_dies_leaves_the_partial_text_and_the_next_message_works(tmp_path: Path) -> None:
-    async def run() -> None:
-        engine = FakeEngine()
-        engine.die_after = 3
-        async with running(tmp_path, engine) as (jobs, store):
-            conversation = store.conversations.create()
-            job = await finished(await jobs.ask(conversation.id, None, "Hi", FOUR))
-            assert job.error is not None and job.error["code"] == "engine_dead"
-            left = answers(store, conversation.id)
-            assert [(message.state, message.text) for message in left] == [("error", "Ans")] * 4
-            assert left[0].error is not None and "Send again" in left[0].error
-            again = await finished(await jobs.regenerate(job.user.id, ONE))
-            assert again.error is None and engine.starts == 2
-
-    asyncio.run(run())
-
-
 def test_a_prompt_that_is_too_long_keeps_the_message_and_says_the_numbers_once(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path, FakeEngine(max_model_len=100)) as (jobs, store):
@@ -254,17 +195,6 @@ def test_an_answer_is_limited_to_the_room_that_the_window_leaves(tmp_path: Path)
                 params.max_tokens == 100 - len(prompt)
                 for params, prompt in zip(engine.params, engine.prompts, strict=True)
             ] == [True, True]
-
-    asyncio.run(run())
-
-
-def test_a_model_that_cannot_be_loaded_is_reported_on_the_turn(tmp_path: Path) -> None:
-    async def run() -> None:
-        engine = FakeEngine(load_s=0.05, load_error="model.gguf is cut off. Download it again.")
-        async with running(tmp_path, engine) as (jobs, store):
-            conversation = store.conversations.create()
-            job = await finished(await jobs.ask(conversation.id, None, "Hi", ONE))
-            assert job.error == {"code": "model", "message": "model.gguf is cut off. Download it again."}
 
     asyncio.run(run())
 
@@ -323,81 +253,6 @@ def test_a_quiet_job_sends_heartbeats(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_closing_the_server_stores_what_was_written_as_interrupted(tmp_path: Path) -> None:
-    async def run() -> int:
-        engine = FakeEngine()
-        engine.hold = asyncio.Event()
-        async with running(tmp_path, engine) as (jobs, store):
-            conversation = store.conversations.create()
-            job = await jobs.ask(conversation.id, None, "Hi", ONE)
-            await until(lambda: bool(job.candidates[0].message.text))
-            return conversation.id
-
-    conversation_id = asyncio.run(run())
-    with closing(Store(tmp_path / "chats.db")) as store:
-        last = store.conversations.branch(conversation_id).turns[-1].message
-        assert (last.state, last.text) == ("interrupted", "A")
-
-
-def test_a_full_disk_is_told_to_the_watcher_and_the_text_is_stored_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def run() -> None:
-        async with running(tmp_path, FakeEngine()) as (jobs, store):
-            conversation = store.conversations.create()
-            save, refusals = store.conversations.save_messages, [0]
-
-            def refuse_twice(messages: list[Message]) -> None:
-                if messages[0].role == "assistant" and refusals[0] < 1:
-                    refusals[0] += 1
-                    raise StoreError("The disk is full.")
-                save(messages)
-
-            monkeypatch.setattr(store.conversations, "save_messages", refuse_twice)
-            job = await finished(await jobs.ask(conversation.id, None, "Hi", ONE))
-            assert {"type": "unsaved", "message": "The disk is full."} in job.log
-            last = store.conversations.branch(conversation.id).turns[-1].message
-            assert (last.state, last.text) == ("complete", "Answer A: it is **paged**.")
-
-    asyncio.run(run())
-
-
-def test_a_message_that_cannot_be_stored_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        engine = FakeEngine()
-        async with running(tmp_path, engine) as (jobs, store):
-            conversation = store.conversations.create()
-
-            def refuse(*_: Any) -> Message:
-                raise StoreError("The disk is full.")
-
-            with monkeypatch.context() as patched:
-                patched.setattr(store.conversations, "add_user_message", refuse)
-                with pytest.raises(StoreError):
-                    await jobs.ask(conversation.id, None, "Hi", ONE)
-            assert engine.prompts == []
-            assert (await finished(await jobs.ask(conversation.id, None, "Hi", ONE))).error is None
-
-    asyncio.run(run())
-
-
-def test_a_conversation_deleted_during_its_answer_ends_quietly(tmp_path: Path) -> None:
-    async def run() -> None:
-        engine = FakeEngine()
-        engine.hold = asyncio.Event()
-        async with running(tmp_path, engine) as (jobs, store):
-            conversation = store.conversations.create()
-            job = await jobs.ask(conversation.id, None, "Hi", FOUR)
-            await until(lambda: job.phase == "decoding")
-            store.conversations.delete(conversation.id)
-            store.conversations.purge_deleted()
-            engine.hold.set()
-            await finished(job)
-            assert jobs.running_conversations() == []
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("text", ["", "  \n "])
 def test_an_empty_message_is_refused(tmp_path: Path, text: str) -> None:
     async def run() -> None:
@@ -417,89 +272,6 @@ def test_only_user_messages_can_be_regenerated(tmp_path: Path) -> None:
             job = await finished(await jobs.ask(conversation.id, None, "Hi", ONE))
             with pytest.raises(InvalidRequestError, match="user message"):
                 await jobs.regenerate(job.candidates[0].message.id, ONE)
-
-    asyncio.run(run())
-
-
-def test_an_answer_that_was_cut_off_goes_on_in_its_own_message(tmp_path: Path) -> None:
-    async def run() -> None:
-        engine = FakeEngine(lambda prompt, index: " and more" if prompt.endswith("Øre") else "Øre and more")
-        async with running(tmp_path, engine) as (jobs, store):
-            conversation = store.conversations.create()
-            # Cut off within a letter of two bytes, which then is written anew.
-            job = await finished(await jobs.ask(conversation.id, None, "Hi", FOUR))
-            third = job.candidates[2].message
-            third.token_ids, third.text, third.finish_reason = [*"Øre".encode(), "é".encode()[0]], "Øre", "length"
-            store.conversations.save_messages([third])
-            job = await jobs.continue_answer(third.id, FOUR)
-            await finished(job)
-            assert engine.prompts[1] == [*engine.prompts[0], *"Øre".encode()]
-            assert engine.params[1].n == 1
-            assert told(job.log, 0) == " and more"
-            shown = store.conversations.branch(conversation.id).turns[-1].message
-            assert (shown.id, shown.text, shown.finish_reason) == (third.id, "Øre and more", "stop")
-            assert shown.token_ids == [*"Øre and more".encode(), END]
-            assert shown.timings is not None and shown.timings.num_tokens == len(shown.token_ids)
-            assert len(store.conversations.branch(conversation.id).turns[-1].sibling_ids) == 4
-
-    asyncio.run(run())
-
-
-def test_answers_that_cannot_go_on_are_left_as_they_are(tmp_path: Path) -> None:
-    async def run() -> None:
-        engine = FakeEngine(max_model_len=80)
-        async with running(tmp_path, engine) as (jobs, store):
-            conversation = store.conversations.create()
-            job = await finished(await jobs.ask(conversation.id, None, "Hi", SamplingParams(max_tokens=5)))
-            user, answer = job.user.id, job.candidates[0].message
-            with pytest.raises(InvalidRequestError, match="Only an answer"):
-                await jobs.continue_answer(user, ONE)
-            full = [*answer.token_ids, *[1] * 80]
-            store.conversations.save_messages([msgspec.structs.replace(answer, token_ids=full)])
-            with pytest.raises(InvalidRequestError, match="fills the model's window of 80 tokens"):
-                await jobs.continue_answer(answer.id, ONE)
-            store.conversations.save_messages([msgspec.structs.replace(answer, finish_reason="stop")])
-            with pytest.raises(InvalidRequestError, match="complete"):
-                await jobs.continue_answer(answer.id, ONE)
-            store.conversations.save_messages([answer])
-            await finished(await jobs.ask(conversation.id, answer.id, "More", SamplingParams(max_tokens=5)))
-            with pytest.raises(InvalidRequestError, match="follow"):
-                await jobs.continue_answer(answer.id, ONE)
-            assert store.conversations.message(answer.id).text == answer.text
-            assert jobs.running_conversations() == []
-
-    asyncio.run(run())
-
-
-def test_an_answer_of_another_model_goes_on_from_its_text(tmp_path: Path) -> None:
-    async def run() -> None:
-        engine = FakeEngine(lambda prompt, index: "!" if prompt.endswith("Nine boats") else "Nine boats")
-        async with running(tmp_path, engine) as (jobs, store):
-            conversation = store.conversations.create()
-            job = await finished(await jobs.ask(conversation.id, None, "Hi", ONE))
-            answer = job.candidates[0].message
-            answer.token_ids, answer.finish_reason = [1, 2, 3], "length"
-            store.conversations.save_messages([answer])
-            job = await finished(await jobs.continue_answer(answer.id, ONE))
-            assert engine.prompts[1] == [*engine.prompts[0], *b"Nine boats"]
-            assert job.candidates[0].message.text == "Nine boats!"
-
-    asyncio.run(run())
-
-
-def test_stopping_while_a_dead_engine_is_started_again_writes_nothing(tmp_path: Path) -> None:
-    async def run() -> None:
-        engine = FakeEngine()
-        async with running(tmp_path, engine) as (jobs, store):
-            await engine.wait_ready()
-            engine.state, engine.load_s = "dead", 60
-            conversation = store.conversations.create()
-            job = await jobs.ask(conversation.id, None, "Hi", ONE)
-            await until(lambda: job.phase == "loading")
-            await jobs.stop(job.id)
-            await finished(job)
-            assert engine.prompts == []
-            assert job.candidates[0].message.finish_reason == "cancelled"
 
     asyncio.run(run())
 

@@ -235,6 +235,20 @@ def test_what_is_deleted_is_not_written_afterwards(byte_model: Path, tmp_path: P
     assert {span.conversation for span in core.sessions.tier.disk.spans()} == {"d"}
 
 
+def test_what_a_deleted_conversation_left_to_others_is_nobody_s(byte_model: Path, tmp_path: Path) -> None:
+    core = start(byte_model, tmp_path)
+    assert core.sessions.tier is not None
+    system = prompt(16)["prompt_token_ids"]
+    for conversation in "ab":
+        turn(core, conversation, [*system, ord(conversation), 5, 6, 7], conversation)
+        core.sessions.tier.flush_writes()
+    core.sessions.drop("a")
+    assert [one.conversation for one in core.sessions.residency()] == ["b"]
+    assert core.sessions.tier_stats()["disk_bytes"] == sum(
+        file.stat().st_size for file in tmp_path.rglob("*.safetensors")
+    )
+
+
 def test_deleting_an_answer_reaches_what_was_read_of_it(byte_model: Path, tmp_path: Path) -> None:
     core, history = after_a_restart(byte_model, tmp_path)
     core.sessions.warm("c", history)

@@ -138,6 +138,9 @@ def test_forgetting_a_conversation_frees_blocks_and_files(server: ServerProcess)
     (line,) = [line for line in out.stdout.splitlines() if "(pinned)" in line]
     assert re.search(r"host +\d+ +\d+ +\d+ +[\d.]+ MB +[\d.]+ MB +\d+ s  What is written", line)
     assert chat.call("GET", "/api/kv")["conversations"][0]["conversation"] == str(chat.id)
+    other = Chat(server)
+    other.ask("And what is not?")
+    other.wait_until_stored()
     chat.call("DELETE", f"/api/kv/conversations/{chat.id}")
     after = chat.call("GET", "/api/kv")
     assert chat.residency() is None

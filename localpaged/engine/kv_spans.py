@@ -105,10 +105,11 @@ def find(stores: Sequence["SpanStore"], token_ids: list[int]) -> Found:
     found, size, parent = Found(), stores[0].block_size, ROOT
     for name in block_names(token_ids, size):
         wanted = token_ids[found.num_tokens : found.num_tokens + size]
-        store, hit = _first_hit(stores, name, wanted)
-        if store is None or hit is None:
+        hits = ((store, store.block(name, wanted)) for store in stores)
+        hit = next(((store, *place) for store, place in hits if place is not None), None)
+        if hit is None:
             break
-        found.add(store, *hit, size)
+        found.add(*hit, size)
         parent = name
     rest = token_ids[found.num_tokens : found.num_tokens + size]
     tails = [(*store.longest_tail(parent, rest), store) for store in stores]
@@ -116,16 +117,6 @@ def find(stores: Sequence["SpanStore"], token_ids: list[int]) -> Found:
     if span is not None and num_common:
         found.add(store, span, len(span.names), num_common)
     return found
-
-
-def _first_hit(
-    stores: Sequence["SpanStore"], name: bytes, wanted: list[int]
-) -> tuple["SpanStore | None", tuple[Span, int] | None]:
-    for store in stores:
-        hit = store.block(name, wanted)
-        if hit is not None:
-            return store, hit
-    return None, None
 
 
 class SpanStore(ABC):

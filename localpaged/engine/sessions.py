@@ -1,9 +1,10 @@
 """What conversations keep between turns, in the pool and below it, as the engine's loop uses it.
 
-Brings leases and the disk tier together with the scheduler; without a tier there is memory alone.
+Brings leases and the tier below the pool together with the scheduler; without a tier there is the pool alone.
 """
 
 from localpaged.engine.kv_tier import KvTier
+from localpaged.engine.leases import Lease
 from localpaged.engine.messages import Estimate, Residency
 from localpaged.engine.rates import Rates
 from localpaged.engine.scheduler import Scheduler
@@ -21,17 +22,9 @@ class Sessions:
         self._manager = scheduler.manager
         self._rates = rates
         self.leases = scheduler.manager.leases
-        self._tier: KvTier | None = None
-
-    @property
-    def tier(self) -> KvTier | None:
-        """Where leases go that the pool has no room for."""
-        return self._tier
-
-    @tier.setter
-    def tier(self, tier: KvTier) -> None:
-        self._tier = tier
-        self.leases.on_give_way = tier.move_down
+        self.leases.on_give_way = self._move_down
+        # Where leases go that the pool has no room for; set once by what builds the engine.
+        self.tier: KvTier | None = None
 
     @property
     def loading(self) -> bool:
@@ -54,6 +47,10 @@ class Sessions:
         if self.tier is not None and request.held and not request.live:
             self.tier.cancel(request)
         self.save_fresh()
+
+    def _move_down(self, lease: Lease) -> None:
+        if self.tier is not None:
+            self.tier.move_down(lease)
 
     def save_fresh(self) -> None:
         """Write the answers that were kept since the last time."""
@@ -99,6 +96,8 @@ class Sessions:
         tier = self.tier
         kept = [(store, span) for store in (tier.stores if tier is not None else []) for span in store.spans()]
         for store, span in kept:
+            if not span.conversation:
+                continue  # Left by one that was deleted to those that share its beginning.
             pinned = self.leases.is_pinned(span.conversation)
             nothing = Residency(
                 conversation=span.conversation,

@@ -23,7 +23,6 @@ from localpaged.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-
 BUSY = "This conversation is still answering. Wait for it, or stop it first."
 
 
@@ -94,7 +93,9 @@ class JobManager:
         answer = await self._store.do(self._chats.message, message_id)
         parent = answer.parent
         if answer.role != "assistant" or parent is None:
-            raise InvalidRequestError("Only an answer can be continued.", "message")
+            raise InvalidRequestError(
+                "Only an answer can be continued. Give the id of one that was cut off.", "message"
+            )
         if answer.state == "running" or answer.conversation in self._running:
             raise ConversationBusyError(BUSY, "conversation")
         if answer.finish_reason == "stop" or not answer.text:

@@ -26,6 +26,7 @@ FLAGS = [
 def browser() -> Iterator[Browser]:
     found = subprocess.run([sys.executable, str(ROOT / "scripts" / "find_chromium.py")], capture_output=True, text=True)
     if found.returncode:
+        # Under plain pytest only: `make test` installs a browser first, and fails where it cannot. -ra shows why.
         pytest.skip(found.stderr.strip())
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=FLAGS)
