@@ -36,8 +36,10 @@ class AttentionBatch:
     prefill_block_tables: Tensor
     prefill_context_lens: Tensor
 
-    def last_rows(self) -> Tensor:
-        """int64 [D+P]: the decode rows, and the last row of every chunk."""
+    def last_rows(self) -> Tensor | None:
+        """int64 [D+P]: the decode rows, and the last row of every chunk; None when these are all rows."""
+        if self.prefill_context_lens.shape[0] == 0:
+            return None
         return torch.cat(
             [torch.arange(self.num_decode, device=self.prefill_starts.device), self.prefill_starts[1:].long() - 1]
         )

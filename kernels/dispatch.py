@@ -21,6 +21,11 @@ class Implementation(Enum):
 
     REFERENCE = "reference"
     NUMBA = "numba"
+    TRITON = "triton"
+
+
+# Tests set this to run the Triton kernels on the CPU, in Triton's interpreter.
+triton_on_cpu = False
 
 
 class LinearForm(Enum):
@@ -34,6 +39,8 @@ class LinearForm(Enum):
 
 def implementation_for(tensor: Tensor) -> Implementation:
     """The implementation for operations on this tensor's device and type."""
+    if tensor.is_cuda or triton_on_cpu:
+        return Implementation.TRITON
     if tensor.is_cpu and tensor.dtype is torch.float32:
         return Implementation.NUMBA
     return Implementation.REFERENCE
@@ -47,4 +54,5 @@ def linear_form(weight: Tensor, exact: bool = False) -> LinearForm:
     grouped took 0.6 of the time of float16 for 2,000 rows too. So one form serves whatever the number of rows, and
     nothing needs to be held twice; its error is an eighth of that of float16 weights (README, "Accuracy").
     """
-    return LinearForm.GROUPED_OR_HALF if weight.device.type == "cpu" and not exact else LinearForm.DENSE
+    on_cpu = weight.device.type == "cpu" and not triton_on_cpu
+    return LinearForm.GROUPED_OR_HALF if on_cpu and not exact else LinearForm.DENSE

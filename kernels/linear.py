@@ -65,7 +65,7 @@ class Linear:
         """How the weight is held, for people to read."""
         if isinstance(self._packed, PackedWeight):
             return f"{self._packed.bits}-bit"
-        return "float32" if isinstance(self._packed, Tensor) else "float16"
+        return str(self._packed.dtype).removeprefix("torch.") if isinstance(self._packed, Tensor) else "float16"
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [M, K] -> [M, N]. Raises ValueError when K is another."""

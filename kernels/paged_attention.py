@@ -240,7 +240,7 @@ def paged_attention(
         out = torch.empty_like(q)
     if q.shape[0] == 0:
         return out
-    if implementation_for(q) is Implementation.REFERENCE:
+    if implementation_for(q) is not Implementation.NUMBA:
         reference = paged_attention_reference(
             q, k_cache, v_cache, block_tables, context_lens, scale=scale, window=window, softcap=softcap
         )

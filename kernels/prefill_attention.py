@@ -271,7 +271,7 @@ def prefill_attention(
         )
     if q.shape[0] == 0:
         return torch.empty_like(q)
-    if implementation_for(q) is Implementation.REFERENCE:
+    if implementation_for(q) is not Implementation.NUMBA:
         return prefill_attention_reference(
             q, k_cache, v_cache, block_tables, starts, context_lens, scale=scale, window=window, softcap=softcap
         )

@@ -63,7 +63,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -
     """
     if x.ndim != 2 or weight.shape != x.shape[1:]:
         raise ValueError(f"x {tuple(x.shape)} must be [T, C] with C = {tuple(weight.shape)}")
-    if implementation_for(x) is Implementation.REFERENCE:
+    implementation = implementation_for(x)
+    if implementation is Implementation.TRITON and x.stride(1) == 1:
+        from localpaged.kernels.rms_norm_triton import launch
+
+        return launch(x, None, weight, eps, unit_offset)
+    if implementation is not Implementation.NUMBA:
         return rms_norm_reference(x, weight, eps, unit_offset)
     rows = x.contiguous().numpy()
     out = np.empty(rows.shape, np.float32)
@@ -80,7 +85,12 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_o
         raise ValueError(
             f"x {tuple(x.shape)}, residual {tuple(residual.shape)} do not fit weight {tuple(weight.shape)}"
         )
-    if implementation_for(x) is Implementation.REFERENCE or not residual.is_contiguous():
+    implementation = implementation_for(x)
+    if implementation is Implementation.TRITON and x.stride(1) == 1 and residual.is_contiguous():
+        from localpaged.kernels.rms_norm_triton import launch
+
+        return launch(x, residual, weight, eps, unit_offset)
+    if implementation is not Implementation.NUMBA or not residual.is_contiguous():
         residual += x
         return rms_norm_reference(residual, weight, eps, unit_offset)
     rows, sums = x.contiguous().numpy(), residual.numpy()

@@ -72,7 +72,7 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tens
     if q.shape[0] == 0:
         return
     if (
-        implementation_for(q) is Implementation.REFERENCE
+        implementation_for(q) is not Implementation.NUMBA
         or q.stride(2) != 1
         or k.stride(2) != 1
         or not cos.is_contiguous()

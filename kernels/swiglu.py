@@ -96,7 +96,12 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     if gate_up.ndim != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up {tuple(gate_up.shape)} must be [T, 2F]")
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    if implementation_for(gate_up) is Implementation.REFERENCE or size % LANES or not size:
+    implementation = implementation_for(gate_up)
+    if implementation is Implementation.TRITON:
+        from localpaged.kernels.swiglu_triton import launch
+
+        return launch(gate_up, activation == "gelu_tanh")
+    if implementation is Implementation.REFERENCE or size % LANES or not size:
         return gated_activation_reference(gate_up, activation)
     out = np.empty((num_rows, size), np.float32)
     _kernel()(gate_up.contiguous().numpy(), out, activation == "gelu_tanh", SERIAL_ROWS)

@@ -61,7 +61,7 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
         raise ValueError(f"k {tuple(k.shape)} does not fit {slots.shape[0]} slots of a cache {tuple(k_cache.shape)}")
     if k.shape[0] == 0:
         return
-    if implementation_for(k) is Implementation.REFERENCE or k.stride(2) != 1 or v.stride(2) != 1:
+    if implementation_for(k) is not Implementation.NUMBA or k.stride(2) != 1 or v.stride(2) != 1:
         write_kv_reference(k, v, k_cache, v_cache, slots)
     else:
         _kernel()(

@@ -25,8 +25,8 @@ Model = Annotated[str | None, typer.Option("--model", "-m", help="Path, or a nam
 KvDisk = Annotated[str | None, typer.Option(help="Disk for KV of conversations, such as 10G; 0 keeps none.")]
 KvMemory = Annotated[str | None, typer.Option(help="Memory for KV, such as 2G.")]
 BlockSize = Annotated[int | None, typer.Option(help="Tokens a KV block, 8 to 128 (16).")]
-Device = Annotated[str | None, typer.Option(help="auto or cpu.")]
-Dtype = Annotated[str | None, typer.Option(help="auto or float32.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32; on a card bfloat16, float16.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Longest sequence (the model's window).")]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Candidates that run at once (64).")]
 MaxBatched = Annotated[int | None, typer.Option(help="Token budget of one step.")]
@@ -35,7 +35,7 @@ Prefix = Annotated[
     typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Keep and reuse computed prefixes."),
 ]
 GpuMemory = Annotated[float | None, typer.Option(help="Share of the device's memory for weights and KV.")]
-KvDtype = Annotated[str | None, typer.Option(help="auto or float32.")]
+KvDtype = Annotated[str | None, typer.Option(help="auto, float32; on a card bfloat16, float16.")]
 Swap = Annotated[float | None, typer.Option(help="GiB of memory for KV that had to leave the pool (0).")]
 
 

@@ -48,11 +48,15 @@ class Settings(BaseSettings):
     api_key_file: Path | None = Field(None, description="File that holds the key.")
     allowed_host: list[str] = Field([], description="Further host names the server answers to.")
     allowed_origin: list[str] = Field([], description="Other sites whose pages may call the API.")
-    device: str = Field("auto", description="auto or cpu.")
-    dtype: str = Field("auto", description="auto (weights in their fastest near-exact form) or float32.")
+    device: str = Field("auto", description="auto (a CUDA card where there is one), cpu or cuda.")
+    dtype: str = Field(
+        "auto",
+        description="auto or float32, on a card also bfloat16 or float16. auto: the card's 16-bit type; on a CPU the "
+        "weights' fastest near-exact form.",
+    )
     block_size: int = Field(16, description="Tokens a KV block, 8 to 128.")
     kv_cache_memory: Size = Field(None, description="Memory for KV, such as 2G; default: a quarter of what is free.")
-    kv_cache_dtype: str = Field("auto", description="auto or float32.")
+    kv_cache_dtype: str = Field("auto", description="auto (as the weights), on a card also int8 or fp8.")
     gpu_memory_utilization: float | None = Field(
         None, gt=0, le=1, description="Share of the device's memory for weights and KV, if kv_cache_memory is open."
     )
@@ -97,13 +101,12 @@ class Settings(BaseSettings):
 
         keeps_kv: keep the KV of conversations on disk; one process at a time may.
         """
-        if self.kv_cache_dtype not in ("auto", "float32"):
-            raise SettingError(f"--kv-cache-dtype {self.kv_cache_dtype} is not available here. Use auto or float32.")
         return EngineConfig(
             model=str(path),
             name=name,
             device=self.device,
             dtype=self.dtype,
+            kv_cache_dtype=self.kv_cache_dtype,
             block_size=self.block_size,
             kv_cache_memory=self.kv_cache_memory,
             memory_utilization=self.gpu_memory_utilization,

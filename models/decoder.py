@@ -4,7 +4,7 @@ Token ids of many sequences in, hidden states and logits out. Knows nothing of r
 owners or sampling; where each token's KV goes is in the AttentionBatch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,15 +14,16 @@ from localpaged.kernels.attention import attention
 from localpaged.kernels.attention_batch import AttentionBatch
 from localpaged.kernels.grouped_weight import GroupedWeight
 from localpaged.kernels.linear import Linear
+from localpaged.kernels.paged_kv import LayerKV
+from localpaged.kernels.planned_attention import planned_attention
+from localpaged.kernels.planned_batch import PlannedBatch
 from localpaged.kernels.rms_norm import add_rms_norm, rms_norm
 from localpaged.kernels.rotary import apply_rotary
+from localpaged.kernels.store_qkv import store_qkv
 from localpaged.kernels.swiglu import gated_activation
 from localpaged.models.decoder_config import DecoderConfig, LayerConfig
 from localpaged.models.rotary_table import rotary_table
 from localpaged.models.weights import Weights
-
-KVCache = Sequence[tuple[Tensor, Tensor]]
-"""One (K, V) pair a layer, each [num_blocks, num_kv_heads, block_size, head_dim]."""
 
 
 class Norm:
@@ -50,7 +51,7 @@ class Embedding:
         self.weight = None if self.grouped is not None else weights.tensor(name)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """token_ids int64 [T] -> float32 [T, C], a new tensor."""
+        """token_ids [T] -> [T, C], a new tensor."""
         if self.weight is not None:
             rows = self.weight[token_ids]
         else:
@@ -58,7 +59,10 @@ class Embedding:
             assert grouped is not None
             minimum = None if grouped.minimum is None else grouped.minimum[token_ids]
             rows = GroupedWeight(grouped.q[token_ids], grouped.scale[token_ids], minimum, grouped.group).dequantize()
-        return rows * self.multiplier if self.multiplier != 1.0 else rows
+        if self.multiplier == 1.0:
+            return rows
+        # In the weights' type, as the model was trained with.
+        return rows * torch.tensor(self.multiplier, dtype=rows.dtype).item()
 
 
 class Attention:
@@ -79,8 +83,8 @@ class Attention:
     def __call__(
         self,
         hidden: Tensor,
-        batch: AttentionBatch,
-        cache: tuple[Tensor, Tensor],
+        batch: AttentionBatch | PlannedBatch,
+        cache: LayerKV,
         table: tuple[Tensor, Tensor] | None,
         rows: Tensor | None = None,
     ) -> Tensor:
@@ -88,30 +92,60 @@ class Attention:
 
         rows: batch.last_rows(), to have the output for these alone, [R, C].
         """
+        num_heads, head_dim = self.config.num_heads, self.config.head_dim
+        qkv = self.qkv(hidden).view(hidden.shape[0], num_heads + 2 * self.config.num_kv_heads, head_dim)
+        if isinstance(batch, PlannedBatch):
+            out = self._attend_planned(qkv, batch, cache, table)
+            out = out if rows is None else out[rows]
+        else:
+            out = self._attend(qkv, batch, cache, table, rows)
+        return self.output(out.view(-1, num_heads * head_dim))
+
+    def _attend_planned(
+        self, qkv: Tensor, batch: PlannedBatch, cache: LayerKV, table: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        config = self.config
+        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm.weight, self.k_norm.weight)
+        store_qkv(qkv, cache, batch.slots, batch.positions, table, norms, config.norm_eps, config.norm_unit_offset)
+        return planned_attention(
+            qkv[:, : config.num_heads],
+            cache,
+            batch,
+            scale=config.scale,
+            window=self.window,
+            softcap=config.attention_softcap,
+        )
+
+    def _attend(
+        self,
+        qkv: Tensor,
+        batch: AttentionBatch,
+        cache: LayerKV,
+        table: tuple[Tensor, Tensor] | None,
+        rows: Tensor | None,
+    ) -> Tensor:
         config = self.config
         num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        num_tokens = hidden.shape[0]
-        qkv = self.qkv(hidden).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q = self.q_norm(q.reshape(-1, head_dim)).view(num_tokens, num_heads, head_dim)
-            k = self.k_norm(k.reshape(-1, head_dim)).view(num_tokens, num_kv_heads, head_dim)
+            q = self.q_norm(q.reshape(-1, head_dim)).view(-1, num_heads, head_dim)
+            k = self.k_norm(k.reshape(-1, head_dim)).view(-1, num_kv_heads, head_dim)
         if table is not None:
             apply_rotary(q, k, *table, batch.positions)
         if rows is not None:
             q, batch = q[rows], batch.for_last_rows()
-        out = attention(
+        return attention(
             q,
             k,
             v,
-            *cache,
+            cache.k,
+            cache.v,
             batch,
             scale=config.scale,
             window=self.window,
             softcap=config.attention_softcap,
             exact=self.exact,
         )
-        return self.output(out.view(-1, num_heads * head_dim))
 
 
 class GatedMlp:
@@ -164,7 +198,8 @@ class Decoder:
         self.config = config
         divisors = weights.tensor("rope_freqs.weight") if weights.has("rope_freqs.weight") else None
         self.tables = {
-            key: rotary_table(rope, num_positions, transformers_config, divisors) for key, rope in config.ropes.items()
+            key: rotary_table(rope, num_positions, transformers_config, divisors, weights.placement.device)
+            for key, rope in config.ropes.items()
         }
         self.embedding = Embedding(weights, "model.embed_tokens.weight", config.embedding_multiplier)
         self.layers = [
@@ -181,19 +216,29 @@ class Decoder:
         return self.layers[0].mlp.down.form
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: KVCache, every_row: bool = False) -> Tensor:
-        """token_ids int64 [T] -> hidden states after the last norm, of batch.last_rows(), [R, C]. Writes the KV.
+    def forward(
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch | PlannedBatch,
+        caches: Sequence[LayerKV],
+        every_row: bool = False,
+        before_layer: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """token_ids [T] -> hidden states after the last norm, of batch.last_rows(), [R, C]. Writes the KV.
 
         every_row: return those of all T tokens, where otherwise the last layer leaves out what nothing reads.
+        before_layer: called with each layer's index before its cache is used.
         """
         residual = self.embedding(token_ids)
         hidden = self.layers[0].input_norm(residual)
         rows = None
-        num_chunks = batch.prefill_context_lens.shape[0]
-        for layer, next_norm, cache in zip(self.layers, self._next_norms, caches, strict=True):
+        wanted = None if every_row else batch.last_rows()
+        for index, (layer, next_norm, cache) in enumerate(zip(self.layers, self._next_norms, caches, strict=True)):
+            if before_layer is not None:
+                before_layer(index)
             table = self.tables[layer.rope] if layer.rope is not None else None
-            if layer is self.layers[-1] and num_chunks and not every_row:
-                rows = batch.last_rows()
+            if layer is self.layers[-1] and wanted is not None:
+                rows = wanted
                 residual = residual[rows]
             out = layer.attention(hidden, batch, cache, table, rows)
             if layer.attention_out_norm is not None:
@@ -207,7 +252,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, C] of the rows that need them -> float32 [R, V]."""
-        logits = self.head(hidden)
+        logits = self.head(hidden).float()
         cap = self.config.logit_softcap
         return torch.tanh(logits / cap) * cap if cap is not None else logits
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from localpaged.errors import ModelError
 from localpaged.kernels.grouped_weight import GroupedWeight, grouped_from_gguf
 from localpaged.models.gguf_header import GgufHeader, TensorEntry
+from localpaged.models.weights import Placement
 
 # llama.cpp's converter interleaves the rows of these for its own rotary order.
 INTERLEAVED = {"llama": {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}}
@@ -18,9 +19,10 @@ INTERLEAVED = {"llama": {"q_proj": "num_attention_heads", "k_proj": "num_key_val
 class GgufWeights:
     """A GGUF's tensors under transformers' names; see weights.Weights."""
 
-    def __init__(self, path: Path, header: GgufHeader, config: Any) -> None:
+    def __init__(self, path: Path, header: GgufHeader, config: Any, placement: Placement | None = None) -> None:
         import gguf
 
+        self.placement = placement or Placement()
         architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture)
         self._names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
         self._header = header
@@ -38,11 +40,14 @@ class GgufWeights:
         entry = self._entry(name)
         kind = gguf.GGMLQuantizationType[entry.type]
         values = gguf.quants.dequantize(self._raw(entry), kind).reshape(entry.shape)
-        return self._in_order(name, torch.from_numpy(np.array(values, dtype=np.float32)))
+        tensor = self._in_order(name, torch.from_numpy(np.array(values, dtype=np.float32)))
+        return tensor.to(self.placement.dtype).to(self.placement.device)
 
     def grouped(self, name: str) -> GroupedWeight | None:
         import gguf
 
+        if self.placement != Placement():
+            return None
         entry = self._entry(name)
         kind = gguf.GGMLQuantizationType[entry.type]
         grouped = grouped_from_gguf(self._raw(entry), kind, (entry.shape[0], entry.shape[-1]))

@@ -12,7 +12,7 @@ from localpaged.models.decoder_config import DecoderConfig
 from localpaged.models.gguf_header import light_config, read_header
 from localpaged.models.gguf_weights import GgufWeights
 from localpaged.models.registry import decoder_config
-from localpaged.models.weights import SafetensorsWeights, Weights
+from localpaged.models.weights import Placement, SafetensorsWeights, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,16 @@ class Checkpoint:
         return Decoder(self.config, self.weights, num_positions, self.transformers_config, exact)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Describe the model at a path. Raises ModelError when it is missing, damaged or not supported."""
+def open_checkpoint(path: Path, placement: Placement | None = None) -> Checkpoint:
+    """Describe the model at a path; its weights will go where placement says, to the CPU as float32 without it.
+
+    Raises ModelError when it is missing, damaged or not supported.
+    """
+    placement = placement or Placement()
     if path.is_file():
         header = read_header(path)
         hf_config = light_config(header)
-        return Checkpoint(path, decoder_config(hf_config), GgufWeights(path, header, hf_config), hf_config)
+        return Checkpoint(path, decoder_config(hf_config), GgufWeights(path, header, hf_config, placement), hf_config)
     file = path / "config.json"
     if not file.exists():
         raise ModelError(
@@ -53,4 +57,4 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise ModelError(f"{file} names the architecture {model_type!r}, which is not known.")
     hf_config = CONFIG_MAPPING[model_type].from_dict(values)
     config = replace(decoder_config(hf_config), eos_token_ids=folder_eos_token_ids(path))
-    return Checkpoint(path, config, SafetensorsWeights(path), hf_config)
+    return Checkpoint(path, config, SafetensorsWeights(path, placement), hf_config)

@@ -13,8 +13,9 @@ def rotary_table(
     num_positions: int,
     transformers_config: Any,
     frequency_divisors: Tensor | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, float32 [num_positions, dim / 2] each, with the attention factor multiplied in.
+    """Cosines and sines, float32 [num_positions, dim / 2] each on the device, with the attention factor in.
 
     The scalings (linear, dynamic, yarn, longrope, llama3) are those of transformers.modeling_rope_utils.
     frequency_divisors [dim / 2] are a GGUF's own rope_freqs, which stand in for a scaling.
@@ -32,6 +33,6 @@ def rotary_table(
             transformers_config, torch.device("cpu"), seq_len=num_positions, layer_type=layer_type
         )
     if frequency_divisors is not None:
-        frequencies = frequencies / frequency_divisors
+        frequencies = frequencies / frequency_divisors.cpu().float()
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-    return angles.cos() * factor, angles.sin() * factor
+    return (angles.cos() * factor).to(device), (angles.sin() * factor).to(device)

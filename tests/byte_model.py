@@ -12,9 +12,9 @@ BLOCK_SIZE = 8
 BYTES_PER_BLOCK = 2 * 3 * 2 * 16 * 4 * BLOCK_SIZE
 
 
-def save_byte_model(path: Path) -> None:
-    """Write the model and its tokenizer into a folder."""
-    save_model("llama", path)
+def save_byte_model(path: Path, **changes: Any) -> Any:
+    """Write the model and its tokenizer into a folder; the model. changes: to its sizes."""
+    model = save_model("llama", path, **changes)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<pad>", "<s>", "</s>", *alphabet, *(f"x{i}" for i in range(320 - 259))]
     tokenizer = Tokenizer(BPE({name: i for i, name in enumerate(names)}, []))
@@ -22,6 +22,7 @@ def save_byte_model(path: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
     tokenizer.save(str(path / "tokenizer.json"))
+    return model
 
 
 def prompt(length: int, salt: int = 0) -> dict[str, list[int]]:

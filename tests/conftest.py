@@ -14,6 +14,11 @@ _home = Path(tempfile.gettempdir()) / f"localpaged-tests-{os.getuid()}"
 _home.mkdir(mode=0o700, exist_ok=True)
 os.environ["LOCALPAGED_HOME"] = str(_home)
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Threads that wait for each other by spinning take many times as long when other work is on the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Triton kernels run in its interpreter; it reads this at its first import.
+os.environ["TRITON_INTERPRET"] = "1"
+os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
 for _name in [name for name in os.environ if name.startswith("LOCALPAGED_") and name != "LOCALPAGED_HOME"]:
     del os.environ[_name]
 

@@ -20,7 +20,7 @@ from localpaged.errors import SettingError
         ("max_num_seqs", 0, "at least 1"),
         ("max_num_batched_tokens", 4, "--max-num-seqs"),
         ("dtype", "float8", "auto or float32"),
-        ("device", "tpu", "auto or cpu"),
+        ("device", "tpu", "auto, cpu or cuda"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(byte_model: Path, setting: str, value: Any, part: str) -> None:

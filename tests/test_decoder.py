@@ -61,9 +61,7 @@ def test_logits_of_a_mixed_paged_batch_equal_transformers(variant: str, tmp_path
     reference = save_model(variant, tmp_path)
     decoder = open_checkpoint(tmp_path).build(num_positions=128, exact=True)
     runner = ModelRunner(decoder, num_blocks=64, block_size=BLOCK_SIZE)
-    for k_cache, v_cache in runner.caches:
-        k_cache.fill_(torch.nan)
-        v_cache.fill_(torch.nan)
+    runner.kv.values.fill_(torch.nan)
     rng = random.Random(variant)
     sequences = shuffled_sequences(LENGTHS, rng)
     computed = run_in_steps(runner, sequences, rng)

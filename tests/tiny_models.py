@@ -48,10 +48,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_model(variant: str, seed: int = 0) -> Any:
-    """A transformers model of the variant, with weights large enough that mistakes show."""
+def make_model(variant: str, seed: int = 0, **changes: Any) -> Any:
+    """A transformers model of the variant, with weights large enough that mistakes show. changes: to its sizes."""
     torch.manual_seed(seed)
-    shape = {key: value for key, value in (SHAPE | VARIANTS[variant]).items() if value is not None}
+    shape = {key: value for key, value in (SHAPE | VARIANTS[variant] | changes).items() if value is not None}
     if VARIANTS[variant].get("sliding_window", 0) is None:
         shape["sliding_window"] = None
     config = CONFIG_MAPPING[variant.split()[0]](**shape, attn_implementation="eager")
@@ -63,8 +63,8 @@ def make_model(variant: str, seed: int = 0) -> Any:
     return model
 
 
-def save_model(variant: str, folder: Path, seed: int = 0) -> Any:
+def save_model(variant: str, folder: Path, seed: int = 0, **changes: Any) -> Any:
     """Save the variant as a transformers folder; returns the model."""
-    model = make_model(variant, seed)
+    model = make_model(variant, seed, **changes)
     model.save_pretrained(folder)
     return model

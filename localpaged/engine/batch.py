@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localpaged.engine.scheduler import Chunk, Step
+from localpaged.engine.step_input import group_rows
 from localpaged.kernels.attention_batch import AttentionBatch
 
 Ints = NDArray[np.int32]
@@ -35,15 +36,16 @@ def build_input(step: Step, block_size: int) -> tuple[Tensor, AttentionBatch]:
     num_decode = len(step.decodes)
     decode_lens, decode_tables = _tables(step.decodes, block_size)
     prefill_lens, prefill_tables = _tables(step.prefills, block_size)
-    starts, shared = _groups(step.decodes, decode_lens, decode_tables, block_size)
+    decoding = [chunk.sequence for chunk in step.decodes]
+    starts, shared = group_rows(decoding, decode_lens, decode_tables, block_size)
     attention = AttentionBatch(
         slots=torch.from_numpy(slots),
         positions=torch.from_numpy(positions),
         num_decode=num_decode,
         decode_block_tables=torch.from_numpy(decode_tables),
         decode_context_lens=torch.from_numpy(decode_lens),
-        group_starts=torch.tensor(starts, dtype=torch.int32),
-        group_shared_blocks=torch.tensor(shared, dtype=torch.int32),
+        group_starts=torch.from_numpy(starts),
+        group_shared_blocks=torch.from_numpy(shared),
         prefill_starts=torch.tensor([num_decode, *ends[num_decode:]], dtype=torch.int32),
         prefill_block_tables=torch.from_numpy(prefill_tables),
         prefill_context_lens=torch.from_numpy(prefill_lens),
@@ -60,20 +62,3 @@ def _tables(chunks: list[Chunk], block_size: int) -> tuple[Ints, Ints]:
         table = chunk.sequence.block_table[:width]
         tables[row, : len(table)] = table
     return lens, tables
-
-
-def _groups(decodes: list[Chunk], lens: Ints, tables: Ints, block_size: int) -> tuple[list[int], list[int]]:
-    """Row ranges of requests, and how many leading full blocks the rows of each have in common."""
-    starts, shared = [0], []
-    for row in range(1, len(decodes) + 1):
-        if row < len(decodes) and decodes[row].sequence.request is decodes[starts[-1]].sequence.request:
-            continue
-        begin = starts[-1]
-        if row - begin > 1:
-            num_full = int(lens[begin:row].min() - 1) // block_size
-            same = (tables[begin + 1 : row, :num_full] == tables[begin, :num_full]).all(axis=0)
-            shared.append(num_full if same.all() else int(same.argmin()))
-        else:
-            shared.append(0)
-        starts.append(row)
-    return starts, shared

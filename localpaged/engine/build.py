@@ -6,25 +6,38 @@ import time
 from pathlib import Path
 
 import psutil
+import torch
 
 from localpaged import __version__
 from localpaged.engine.block_pool import BlockPool
 from localpaged.engine.config import EngineConfig
 from localpaged.engine.core import EngineCore, set_threads
+from localpaged.engine.device_build import (
+    GPU_BATCHED_TOKENS,
+    build_device_parts,
+    choose_device,
+    choose_kv_format,
+    choose_placement,
+)
+from localpaged.engine.device_memory import GIB, estimate_weights
+from localpaged.engine.device_runner import DeviceRunner
 from localpaged.engine.kv_cache_manager import KVCacheManager
 from localpaged.engine.kv_files import KvFiles
 from localpaged.engine.kv_host import KvHost
 from localpaged.engine.kv_tier import KvTier
 from localpaged.engine.messages import ModelInfo
-from localpaged.engine.runner import ModelRunner
+from localpaged.engine.runner import ModelRunner, measure, warm_up
+from localpaged.engine.sampler import Sampler
 from localpaged.engine.scheduler import Scheduler
 from localpaged.errors import ModelError, SettingError
+from localpaged.kernels import dispatch
 from localpaged.models.chat_tokenizer import ChatTokenizer, load_tokenizer
+from localpaged.models.decoder_config import DecoderConfig
 from localpaged.models.load import open_checkpoint
+from localpaged.models.weights import Placement
 
 logger = logging.getLogger(__name__)
 
-GIB = 1 << 30
 # Without a setting the KV takes a quarter of the memory that is free once the model is loaded, and no
 # more than this: beyond it a CPU is too slow for what would fit.
 CPU_KV_SHARE = 0.25
@@ -50,7 +63,10 @@ def build_engine(config: EngineConfig) -> Engine:
     path = Path(config.model)
     if not path.exists():
         raise ModelError(f"{path} does not exist. `localpaged list` shows the models that are here.")
-    checkpoint = open_checkpoint(path)
+    device = choose_device(config.device)
+    placement = choose_placement(config.dtype, device)
+    on_device = device.type == "cuda" or dispatch.triton_on_cpu
+    checkpoint = open_checkpoint(path, placement)
     model = checkpoint.config
     tokenizer = load_tokenizer(path)
     window = model.max_position_embeddings
@@ -59,18 +75,30 @@ def build_engine(config: EngineConfig) -> Engine:
             f"--max-model-len is {config.max_model_len:,} and the model's window is {window:,}. Lower it."
         )
     window = config.max_model_len or window
-    resident_before = _resident_bytes()
-    decoder = checkpoint.build(num_positions=window, exact=config.dtype == "float32")
-    weight_bytes = max(_resident_bytes() - resident_before, 0)
-    bytes_per_block = model.kv_bytes_per_token(element_bytes=4) * config.block_size
-    num_blocks = _num_blocks(config, bytes_per_block, window)
+    weight_bytes_before = _memory_in_use(device)
+    try:
+        decoder = checkpoint.build(num_positions=window, exact=config.dtype == "float32")
+    except torch.cuda.OutOfMemoryError as error:
+        raise ModelError(_too_large(checkpoint.config, placement)) from error
+    weight_bytes = max(_memory_in_use(device) - weight_bytes_before, 0)
+    budget = config.max_num_batched_tokens or max(
+        GPU_BATCHED_TOKENS if on_device else CPU_BATCHED_TOKENS, config.max_num_seqs
+    )
+    runner: ModelRunner | DeviceRunner
+    sampler: Sampler | None = None
+    if on_device:
+        parts = build_device_parts(config, decoder, placement, window, budget)
+        runner, sampler, num_blocks = parts.runner, parts.sampler, parts.num_blocks
+    else:
+        choose_kv_format(config.kv_cache_dtype, placement)
+        num_blocks = _num_blocks(config, model.kv_bytes_per_token(element_bytes=4) * config.block_size)
+        runner = ModelRunner(decoder, num_blocks, config.block_size)
+    bytes_per_block = runner.bytes_per_block
     pool = BlockPool(num_blocks, config.block_size)
     max_model_len = min(window, num_blocks * config.block_size)
-    budget = config.max_num_batched_tokens or max(CPU_BATCHED_TOKENS, config.max_num_seqs)
     scheduler = Scheduler(
         KVCacheManager(pool, config.enable_prefix_caching), config.max_num_seqs, budget, max_model_len
     )
-    runner = ModelRunner(decoder, num_blocks, config.block_size)
     core = EngineCore(
         runner,
         scheduler,
@@ -78,20 +106,25 @@ def build_engine(config: EngineConfig) -> Engine:
         model.eos_token_ids | tokenizer.eos_token_ids,
         model.vocab_size,
         config.check_when_idle,
+        sampler,
     )
-    runner.warm_up()
-    runner.measure(core.rates)
+    warm_up(runner, config.block_size)
+    measure(runner, config.block_size, core.rates)
     host = KvHost(config.block_size, int(config.swap_space * GIB)) if config.swap_space > 0 else None
     disk = None
     if config.kv_folder is not None and config.kv_disk_space > 0:
-        disk = KvFiles(Path(config.kv_folder), _fingerprint(path, config), config.block_size, config.kv_disk_space)
+        # Bytes of one device are not those of another.
+        form = f"{config.dtype} {runner.kv.format.value} {device.type}"
+        disk = KvFiles(
+            Path(config.kv_folder), _fingerprint(path, config, form), config.block_size, config.kv_disk_space
+        )
     if host is not None or disk is not None:
         core.sessions.tier = KvTier(host, disk, scheduler.manager, runner, lambda: core.rates.prefill_tokens_s)
     info = ModelInfo(
         name=config.name or path.stem,
         architecture=model.architecture,
         dtype="float32" if config.dtype == "float32" else decoder.weight_form,
-        device="cpu",
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         block_size=config.block_size,
         num_blocks=num_blocks,
         bytes_per_block=bytes_per_block,
@@ -111,7 +144,7 @@ def build_engine(config: EngineConfig) -> Engine:
     return Engine(core, tokenizer, info)
 
 
-def _fingerprint(path: Path, config: EngineConfig) -> str:
+def _fingerprint(path: Path, config: EngineConfig, form: str) -> str:
     """A name for everything that KV depends on besides its tokens."""
     digest = hashlib.blake2b(digest_size=12)
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
@@ -121,7 +154,7 @@ def _fingerprint(path: Path, config: EngineConfig) -> str:
             digest.update(opened.read(1 << 20))
             opened.seek(max(file.stat().st_size - (1 << 20), 0))
             digest.update(opened.read())
-    digest.update(f"{config.dtype} {config.block_size} {__version__}".encode())
+    digest.update(f"{form} {config.block_size} {__version__}".encode())
     return digest.hexdigest()
 
 
@@ -137,10 +170,6 @@ def describe(info: ModelInfo) -> str:
 
 
 def _check_settings(config: EngineConfig) -> None:
-    if config.device not in ("auto", "cpu"):
-        raise SettingError(f"--device {config.device} is not available here. Use auto or cpu.")
-    if config.dtype not in ("auto", "float32"):
-        raise SettingError(f"--dtype {config.dtype} is not available on a CPU. Use auto or float32.")
     low, high = BLOCK_SIZES
     if not low <= config.block_size <= high:
         raise SettingError(f"--block-size is {config.block_size}; it must be from {low} to {high}.")
@@ -156,7 +185,7 @@ def _check_settings(config: EngineConfig) -> None:
         raise SettingError(f"--max-model-len is {config.max_model_len}; it must be at least 2.")
 
 
-def _num_blocks(config: EngineConfig, bytes_per_block: int, window: int) -> int:
+def _num_blocks(config: EngineConfig, bytes_per_block: int) -> int:
     available = psutil.virtual_memory().available
     if config.kv_cache_memory is not None:
         if config.kv_cache_memory > available:
@@ -176,6 +205,21 @@ def _num_blocks(config: EngineConfig, bytes_per_block: int, window: int) -> int:
             f"--kv-cache-memory {16 * bytes_per_block}, or a smaller --block-size."
         )
     return num_blocks
+
+
+def _too_large(model: DecoderConfig, placement: Placement) -> str:
+    total = torch.cuda.get_device_properties(placement.device).total_memory
+    free = torch.cuda.mem_get_info(placement.device)[0]
+    weights = estimate_weights(model, placement.dtype.itemsize)
+    return (
+        f"The weights take about {weights / GIB:.1f} GiB in {placement.dtype} and {free / GIB:.1f} of the card's "
+        f"{total / GIB:.1f} GiB are free. End other programs that use it, or choose a smaller model."
+    )
+
+
+def _memory_in_use(device: torch.device) -> int:
+    """Bytes that this process has of the device's memory."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else _resident_bytes()
 
 
 def _resident_bytes() -> int:

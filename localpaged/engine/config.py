@@ -16,6 +16,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     block_size: int = 16
     kv_cache_memory: int | None = None
     memory_utilization: float | None = None

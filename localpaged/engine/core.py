@@ -16,6 +16,7 @@ from localpaged.engine.admission import make_request
 from localpaged.engine.beam_search import BeamSearch
 from localpaged.engine.block_pool import BlockPool
 from localpaged.engine.detokenizer import Detokenizer
+from localpaged.engine.engine_stats import engine_stats
 from localpaged.engine.job import Candidate, Job
 from localpaged.engine.kv_cache_manager import KVCacheManager
 from localpaged.engine.leases import Leases
@@ -29,8 +30,8 @@ from localpaged.engine.messages import (
     Prefilled,
 )
 from localpaged.engine.rates import Rates
-from localpaged.engine.runner import ModelRunner
-from localpaged.engine.sampler import Sample, position_logprobs, sample
+from localpaged.engine.runner import Runner
+from localpaged.engine.sampler import HostSampler, Sample, Sampler, position_logprobs
 from localpaged.engine.scheduler import Chunk, Scheduler, Step
 from localpaged.engine.sequence import Phase, Request, Sequence
 from localpaged.engine.sessions import Sessions
@@ -47,14 +48,16 @@ class EngineCore:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         scheduler: Scheduler,
         decode: Callable[[list[int]], str],
         eos_token_ids: frozenset[int],
         vocab_size: int,
         check_when_idle: bool = False,
+        sampler: Sampler | None = None,
     ) -> None:
         self.runner = runner
+        self.sampler: Sampler = sampler or HostSampler()
         self.scheduler = scheduler
         self.manager: KVCacheManager = scheduler.manager
         self.pool: BlockPool = scheduler.manager.pool
@@ -136,47 +139,8 @@ class EngineCore:
         self.pool.check(list(self.scheduler.tables()))
 
     def stats(self) -> dict[str, int | float | str | bool]:
-        """The pool's audit and the counters since the start. consistent: whether check() holds."""
-        try:
-            self.check()
-            consistent = True
-        except AssertionError:
-            logger.exception("The block pool does not add up")
-            consistent = False
-        tables = [(s.num_computed, len(s.block_table)) for s in self._sequences()]
-        tokens = sum(computed for computed, _ in tables)
-        pool = self.pool
-        slots = sum(num_blocks for _, num_blocks in tables) * pool.block_size
-        return {
-            "block_size": pool.block_size,
-            "num_blocks": pool.num_blocks,
-            "free": pool.num_free,
-            "cached": pool.num_cached,
-            "referenced": pool.num_referenced,
-            "shared": pool.num_shared,
-            "saved": pool.num_saved,
-            "evicted": pool.num_evicted,
-            "leases": len(self.leases),
-            "leased": self.leases.num_reclaimable(),
-            "given_up": self.leases.num_given_up,
-            **self.sessions.tier_stats(),
-            "waste_tokens": slots - tokens,
-            "bytes_per_block": self.runner.bytes_per_block,
-            "running": sum(len(request.live) for request in self.scheduler.running),
-            "waiting": sum(len(request.live) for request in self.scheduler.waiting),
-            "preemptions": self.scheduler.num_preemptions,
-            "steps": self.num_steps,
-            "prompt_tokens": self.num_prompt_tokens,
-            "cached_tokens": self.num_cached_tokens,
-            "generated_tokens": self.num_generated_tokens,
-            "busy_s": round(self.busy_s, 3),
-            "max_model_len": self.scheduler.max_model_len,
-            "consistent": consistent,
-            "pid": os.getpid(),
-        }
-
-    def _sequences(self) -> list[Sequence]:
-        return [sequence for request in self.scheduler.running for sequence in request.live]
+        """The pool's audit and the counters since the start; see engine_stats.py."""
+        return engine_stats(self)
 
     def _admit(self, command: Generate) -> None:
         if command.request_id in self.jobs:
@@ -227,29 +191,30 @@ class EngineCore:
         if not sequences:
             return events
         distinct = sorted(set(rows))
-        logits = self.runner.logits(hidden[distinct])
-        if len(distinct) < len(rows):
-            logits = logits[[distinct.index(row) for row in rows]]
-        return events + self._sample(logits, sequences)
+        logits = self.runner.logits(hidden, distinct)
+        return events + self._sample(logits, [distinct.index(row) for row in rows], sequences)
 
-    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Event]:
+    def _sample(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> list[Event]:
+        """Draw for each sequence from its row of logits; where the device draws, the host prepares the next step."""
         events: list[Event] = []
-        drawn = [row for row, s in enumerate(sequences) if s.request.params.beam_width is None]
+        drawn = [i for i, s in enumerate(sequences) if s.request.params.beam_width is None]
         searched: dict[str, list[int]] = {}
-        for row, sequence in enumerate(sequences):
+        for i, sequence in enumerate(sequences):
             if sequence.request.params.beam_width is not None:
-                searched.setdefault(sequence.request.request_id, []).append(row)
+                searched.setdefault(sequence.request.request_id, []).append(i)
         if drawn:
-            part = [sequences[row] for row in drawn]
-            samples = sample(logits if not searched else logits[drawn], part)
-            for sequence, one in zip(part, samples, strict=True):
+            part = [sequences[i] for i in drawn]
+            draws = self.sampler.launch(logits, [rows[i] for i in drawn], part)
+            self.runner.prepare(self.scheduler.likely_next())
+            for sequence, one in zip(part, draws.result(), strict=True):
                 events += self._append(self.jobs[sequence.request.request_id], sequence, one)
-        for request_id, rows in searched.items():
+        for request_id, beams in searched.items():
             job = self.jobs[request_id]
             assert job.beams is not None
-            job.num_generated_tokens += len(rows)
-            self.num_generated_tokens += len(rows)
-            if job.beams.advance(logits[rows], [sequences[row] for row in rows], self.manager):
+            job.num_generated_tokens += len(beams)
+            self.num_generated_tokens += len(beams)
+            scores = logits[[rows[i] for i in beams]].cpu()
+            if job.beams.advance(scores, [sequences[i] for i in beams], self.manager):
                 events += self._end_beams(job)
         return events
 
@@ -353,7 +318,7 @@ class EngineCore:
         """What each token of the chunk said of the prompt's next one, a few rows of logits at a time."""
         for begin in range(0, hidden.shape[0], LOGITS_ROWS):
             part = hidden[begin : begin + LOGITS_ROWS]
-            logprobs = self.runner.logits(part).log_softmax(-1)
+            logprobs = self.runner.logits(part).log_softmax(-1).cpu()
             for row in range(part.shape[0]):
                 following = first + begin + row + 1
                 if following < request.num_prompt_tokens:

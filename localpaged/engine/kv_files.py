@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from localpaged.engine.kv_spans import KV, KvReadError, Span, SpanStore
+from localpaged.engine.kv_spans import KV, ArrivingKV, KvReadError, Span, SpanStore
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +66,11 @@ class KvFiles(SpanStore):
         result: KV = kv[first:end]
         return result
 
-    def _put(self, span: Span, kv: KV) -> bool:
+    def _put(self, span: Span, kv: KV | ArrivingKV) -> bool:
         """A disk that is full is tried again after a minute; nothing but time is lost by it."""
         if time.monotonic() < self._refused_until:
             return False
+        kv = np.asarray(kv)
         metadata = {
             "parent": span.parent.hex(),
             "token_ids": json.dumps(span.token_ids),

@@ -2,7 +2,9 @@
 
 import time
 
-from localpaged.engine.kv_spans import KV, KvReadError, Span, SpanStore
+import numpy as np
+
+from localpaged.engine.kv_spans import KV, ArrivingKV, KvReadError, Span, SpanStore
 
 # Until something was read; one core's copy.
 FIRST_READ_BYTES_S = 5e9
@@ -13,16 +15,17 @@ class KvHost(SpanStore):
 
     def __init__(self, block_size: int, most_bytes: int) -> None:
         super().__init__(block_size, most_bytes, FIRST_READ_BYTES_S)
-        self._kv: dict[str, KV] = {}
+        self._kv: dict[str, KV | ArrivingKV] = {}
 
     def read(self, span: Span, first: int, end: int) -> KV:
         kv = self._kv.get(span.key)
         if kv is None:
             raise KvReadError("it was dropped meanwhile")
         span.used = time.time()
-        return kv[first:end]
+        blocks: KV = np.asarray(kv)[first:end]
+        return blocks
 
-    def _put(self, span: Span, kv: KV) -> bool:
+    def _put(self, span: Span, kv: KV | ArrivingKV) -> bool:
         self._kv[span.key] = kv
         return True
 

@@ -12,11 +12,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-KV = NDArray[np.float32]
+KV = NDArray[Any]
+
+
+class ArrivingKV(Protocol):
+    """Blocks on their way to this memory; np.asarray() waits for them."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> KV: ...
+
+
 ROOT = b""
 
 
@@ -140,7 +152,7 @@ class SpanStore(ABC):
         """Blocks [first, end) of a span. Raises KvReadError, and drops the span, when it does not verify."""
 
     @abstractmethod
-    def _put(self, span: Span, kv: KV) -> bool:
+    def _put(self, span: Span, kv: KV | ArrivingKV) -> bool:
         """Keep a span's bytes and note their number in it; whether that was done."""
 
     @abstractmethod
@@ -183,7 +195,9 @@ class SpanStore(ABC):
         num_found = self.find(token_ids).num_tokens
         return num_found if num_found == len(token_ids) else num_found // self.block_size * self.block_size
 
-    def write(self, kv: KV, token_ids: list[int], num_before: int, conversation: str, lease_id: str) -> bool:
+    def write(
+        self, kv: KV | ArrivingKV, token_ids: list[int], num_before: int, conversation: str, lease_id: str
+    ) -> bool:
         """Store the blocks of token_ids[num_before:], num_before whole blocks in; whether they are here now.
 
         kv: [blocks, ...]
@@ -198,7 +212,7 @@ class SpanStore(ABC):
         key = hashlib.blake2b(parent + np.asarray(own, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
         return Span(key, parent, own, names, 0, conversation, lease_id, time.time())
 
-    def _write(self, span: Span, kv: KV) -> bool:
+    def _write(self, span: Span, kv: KV | ArrivingKV) -> bool:
         if span.key in self._spans:
             return True
         span.num_bytes = kv.nbytes

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from localpaged.engine.kv_cache_manager import KVCacheManager
-from localpaged.engine.kv_spans import KV, Found, KvReadError, SpanStore, find
+from localpaged.engine.kv_spans import KV, ArrivingKV, Found, KvReadError, SpanStore, find
 from localpaged.engine.leases import Lease
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.engine.sequence import Request
@@ -30,7 +30,7 @@ MOST_QUEUED_BYTES = 1 << 29
 class Blocks(Protocol):
     """The memory that blocks are in."""
 
-    def read_blocks(self, blocks: list[int]) -> KV: ...
+    def read_blocks(self, blocks: list[int]) -> KV | ArrivingKV: ...
 
     def write_blocks(self, blocks: list[int], kv: KV) -> None: ...
 
@@ -72,7 +72,7 @@ class KvTier:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-write")
         self._loads: list[Load] = []
         # What is being written, in bytes.
-        self._writes: dict[Future[bool], int] = {}
+        self._writes: dict[Future[Any], int] = {}
         self._ids = itertools.count()
         self.num_loaded_tokens = 0
 
@@ -107,8 +107,7 @@ class KvTier:
                 store.write(kv, token_ids[:end], start, lease.conversation, lease.id)
                 continue
             write = self._writer.submit(store.write, kv, token_ids[:end], start, lease.conversation, lease.id)
-            self._writes[write] = kv.nbytes
-            write.add_done_callback(self._writes.pop)
+            self._await(write, kv.nbytes)
 
     def begin_load(self, token_ids: list[int], conversation: str, request: Request | None) -> bool:
         """Start reading what the stores have of a text and the pool has not, where that pays; whether it does."""
@@ -193,7 +192,12 @@ class KvTier:
             drop(store)
         if self.disk is not None and self._writes:
             # Once more for what is being written.
-            self._writer.submit(drop, self.disk)
+            self._await(self._writer.submit(drop, self.disk), 0)
+
+    def _await(self, write: "Future[Any]", num_bytes: int) -> None:
+        """Count a write, or a drop after one, among what is waited for at the end."""
+        self._writes[write] = num_bytes
+        write.add_done_callback(self._writes.pop)
 
     def cancel(self, request: Request) -> None:
         """Let nobody wait for a request's load."""

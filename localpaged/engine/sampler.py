@@ -6,6 +6,7 @@ the model, before any of that.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +25,40 @@ class Sample:
     token_id: int
     logprob: float
     logprobs: PositionLogprobs | None
+
+
+class PendingDraws(Protocol):
+    """Draws that may still be under way."""
+
+    def result(self) -> list[Sample]:
+        """Wait for the draws; one for each sequence, in the order of the launch."""
+        ...
+
+
+class Sampler(Protocol):
+    """What the engine asks of a device: HostSampler, or device_sampler.py's."""
+
+    def launch(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> PendingDraws:
+        """Start drawing: sequences[i] from logits[rows[i]], float32 [N, V]. logits is left as it is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Draws that are made."""
+
+    samples: list[Sample]
+
+    def result(self) -> list[Sample]:
+        return self.samples
+
+
+class HostSampler:
+    """Draws on the CPU, at once."""
+
+    def launch(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> Drawn:
+        whole = rows == list(range(logits.shape[0]))
+        return Drawn(sample(logits if whole else logits[rows], sequences))
 
 
 def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sample]:

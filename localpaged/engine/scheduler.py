@@ -157,6 +157,13 @@ class Scheduler:
             self._schedule_waiting(step)
         return step
 
+    def likely_next(self) -> list[Sequence]:
+        """The rows of the next step if every candidate goes on; empty when more is to be done than one token each."""
+        if self.waiting or any(r.phase is not Phase.DECODE or r.params.beam_width is not None for r in self.running):
+            return []
+        rows = [sequence for request in self.running for sequence in request.live]
+        return rows if all(sequence.num_uncomputed == 0 for sequence in rows) else []
+
     def commit(self, step: Step) -> None:
         """Note that a step has run: its tokens have KV, and finished prompts fork into their candidates."""
         for chunk in step.chunks:
