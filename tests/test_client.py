@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -20,6 +20,7 @@ from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import EngineDeadError, ModelError
 
 pytestmark = pytest.mark.slow
+Work = Callable[[EngineClient], Awaitable[None]]
 PROMPT = [5, 6, 7, 8] * 5
 
 
@@ -36,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     return EngineConfig(model=str(folder), name="tiny", kv_cache_memory=1 << 22, max_num_seqs=8)
 
 
-def with_client(config: EngineConfig, work: Callable[[EngineClient], Awaitable[None]]) -> None:
+def with_client(config: EngineConfig, work: Work) -> None:
     async def run() -> None:
         client = EngineClient(config)
         await client.start()
@@ -46,6 +47,26 @@ def with_client(config: EngineConfig, work: Callable[[EngineClient], Awaitable[N
             await client.stop()
 
     asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def on_shared_client(config: EngineConfig) -> Iterator[Callable[[Work], None]]:
+    """Run work on one client whose engine is ready and goes on from test to test; each leaves it empty and sound."""
+    with asyncio.Runner() as runner:
+        client = EngineClient(config)
+        runner.run(client.start())
+        runner.run(client.wait_ready())
+
+        async def check(work: Work) -> None:
+            await work(client)
+            stats = await client.stats()
+            assert (stats["running"], stats["referenced"], stats["consistent"]) == (0, 0, True)
+            assert (client.state, client.num_restarts) == ("ready", 0)
+
+        try:
+            yield lambda work: runner.run(check(work))
+        finally:
+            runner.run(client.stop())
 
 
 async def read(events: AsyncIterator[Event]) -> list[Event]:
@@ -60,7 +81,7 @@ async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
     raise AssertionError("it never came to that")
 
 
-def test_candidates_stream_to_their_end(config: EngineConfig) -> None:
+def test_candidates_stream_to_their_end(on_shared_client: Callable[[Work], None]) -> None:
     async def work(client: EngineClient) -> None:
         info = await client.wait_ready()
         assert (info.name, info.architecture, info.block_size) == ("tiny", "llama", 16)
@@ -73,7 +94,7 @@ def test_candidates_stream_to_their_end(config: EngineConfig) -> None:
         stats = await client.stats()
         assert (stats["referenced"], stats["consistent"]) == (0, True)
 
-    with_client(config, work)
+    on_shared_client(work)
 
 
 def test_a_killed_engine_fails_what_ran_and_the_next_message_works(config: EngineConfig) -> None:
@@ -127,9 +148,9 @@ def test_what_is_dropped_while_no_engine_is_there_is_dropped_by_the_next(
     assert sent == [DropLeases(conversation="7", lease_ids=None)]
 
 
-def test_closing_the_stream_cancels_and_returns_every_block(config: EngineConfig) -> None:
+def test_closing_the_stream_cancels_and_returns_every_block(on_shared_client: Callable[[Work], None]) -> None:
     async def work(client: EngineClient) -> None:
-        await client.wait_ready()
+        before = int((await client.stats())["generated_tokens"])
         events = client.generate(PROMPT, SamplingParams(n=4, max_tokens=400, ignore_eos=True))
         async for event in events:
             if isinstance(event, Delta):
@@ -140,11 +161,13 @@ def test_closing_the_stream_cancels_and_returns_every_block(config: EngineConfig
             return (await client.stats())["referenced"] == 0
 
         await wait_until(empty)
+        # Not because they came to their end.
+        assert int((await client.stats())["generated_tokens"]) - before < 4 * 400
 
-    with_client(config, work)
+    on_shared_client(work)
 
 
-def test_cancelling_one_candidate_ends_it_and_not_the_others(config: EngineConfig) -> None:
+def test_cancelling_one_candidate_ends_it_and_not_the_others(on_shared_client: Callable[[Work], None]) -> None:
     async def work(client: EngineClient) -> None:
         await client.wait_ready()
         ends = {}
@@ -159,10 +182,10 @@ def test_cancelling_one_candidate_ends_it_and_not_the_others(config: EngineConfi
                 ends[event.index] = event.finish_reason
         assert ends == {0: "length", 1: "cancelled", 2: "length"}
 
-    with_client(config, work)
+    on_shared_client(work)
 
 
-def test_a_bad_request_is_refused_and_the_engine_goes_on(config: EngineConfig) -> None:
+def test_a_bad_request_is_refused_and_the_engine_goes_on(on_shared_client: Callable[[Work], None]) -> None:
     async def work(client: EngineClient) -> None:
         await client.wait_ready()
         (refused,) = await read(client.generate([1] * 600, SamplingParams()))
@@ -170,7 +193,7 @@ def test_a_bad_request_is_refused_and_the_engine_goes_on(config: EngineConfig) -
         assert refused.code == "context_length_exceeded"
         assert isinstance((await read(client.generate(PROMPT, SamplingParams(max_tokens=2))))[-1], Finished)
 
-    with_client(config, work)
+    on_shared_client(work)
 
 
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:

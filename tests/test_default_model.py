@@ -1,7 +1,7 @@
 """The default model: greedy output equals transformers' on real prompts, alone, with candidates, and in one batch."""
 
 import json
-from functools import cache
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,9 @@ import pytest
 import torch
 
 from localpaged import LLM, SamplingParams
-from localpaged.models.gguf_header import read_header, transformers_config
-from localpaged.models.gguf_weights import GgufWeights
 
-NUM_PROMPTS = 10
-NUM_TOKENS = 64
-# Two tokens whose scores differ by less than the engine's own error may come in either order.
-TIE = 1e-2
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+from golden_answers import ANSWERS, NUM_PROMPTS, NUM_TOKENS, questions, reference_model, scores, sha256  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -27,47 +23,43 @@ def llm(default_model_path: Path) -> LLM:
 
 @pytest.fixture(scope="module")
 def reference(default_model_path: Path) -> Any:
-    """transformers' own Llama in float32 with the weights of the file, dequantised by the gguf package."""
-    from transformers import LlamaForCausalLM
+    return reference_model(default_model_path)
 
-    header = read_header(default_model_path)
-    config = transformers_config(header)
-    weights = GgufWeights(default_model_path, header, config)
-    model = LlamaForCausalLM(config)
-    names = [name for name in model.state_dict() if name != "lm_head.weight"]
-    model.load_state_dict({name: weights.tensor(name) for name in names}, strict=False)
-    model.tie_weights()
-    return model.eval()
+
+@pytest.fixture(scope="module")
+def golden() -> Any:
+    """What transformers answers, as scripts/golden_answers.py has recorded it."""
+    return json.loads(ANSWERS.read_text())
 
 
 @pytest.fixture(scope="module")
 def prompts(llm: LLM) -> list[dict[str, list[int]]]:
-    lines = (Path(__file__).parent / "data" / "mt_bench_questions.jsonl").read_text().splitlines()
     tokenizer = llm._engine.tokenizer
-    questions = [json.loads(line)["turns"][0] for line in lines[:: len(lines) // NUM_PROMPTS][:NUM_PROMPTS]]
-    return [
-        {"prompt_token_ids": tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": question}]))}
-        for question in questions
-    ]
+    asked = [[{"role": "user", "content": question["turns"][0]}] for question in questions()]
+    return [{"prompt_token_ids": tokenizer.encode(tokenizer.render_chat(messages))} for messages in asked]
 
 
-@cache
-def first_difference(reference: Any, prompt: tuple[int, ...], answer: tuple[int, ...]) -> tuple[int, float] | None:
-    """Where the answer leaves transformers' greedy path, and by how much its token is behind the likeliest."""
-    with torch.inference_mode():
-        logits = reference(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-    for position, token_id in enumerate(answer):
-        if int(logits[position].argmax()) != token_id:
-            return position, float(logits[position].max() - logits[position, token_id])
-    return None
+def check(recorded: Any, prompt: list[int], answer: list[int]) -> None:
+    """The answer is transformers' to its end, or up to a token that is as likely as transformers'."""
+    assert prompt == recorded["prompt_token_ids"]
+    expected = recorded["token_ids"]
+    if answer != expected:
+        pairs = zip(answer, expected, strict=False)
+        position = next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+        assert position is not None, f"{len(answer)} tokens instead of {len(expected)}"
+        ties = [tie[:2] for tie in recorded["ties"]]
+        assert [position, answer[position]] in ties, f"parts ways at token {position} of {answer}"
 
 
-def check(reference: Any, prompt: list[int], answer: list[int]) -> None:
-    difference = first_difference(reference, tuple(prompt), tuple(answer))
-    if difference is not None:
-        position, behind = difference
-        print(f"parts ways at token {position}: {behind:.2e} behind the likeliest")
-        assert behind < TIE
+def test_the_recorded_answers_are_of_this_model_and_what_transformers_finds_likeliest(
+    default_model_path: Path, reference: Any, golden: Any
+) -> None:
+    assert golden["sha256"] == sha256(default_model_path), "run scripts/golden_answers.py"
+    recorded = golden["prompts"][1]
+    prompt, answer = recorded["prompt_token_ids"], recorded["token_ids"]
+    assert len(answer) == NUM_TOKENS
+    # Each is the likeliest after those before it, so this is the greedy answer.
+    assert scores(reference, prompt, answer).argmax(-1).tolist() == answer
 
 
 def test_logprobs_of_the_likeliest_tokens_are_within_a_hundredth_of_the_float32_model(
@@ -82,21 +74,23 @@ def test_logprobs_of_the_likeliest_tokens_are_within_a_hundredth_of_the_float32_
             assert entry.logprob == pytest.approx(float(logprobs[position, entry.token_id]), abs=1e-2)
 
 
-def test_greedy_alone_equals_transformers(llm: LLM, reference: Any, prompts: Any) -> None:
-    for prompt in prompts:
+def test_greedy_alone_equals_transformers(llm: LLM, golden: Any, prompts: Any) -> None:
+    for prompt, recorded in zip(prompts, golden["prompts"], strict=True):
         out = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=NUM_TOKENS))[0]
-        check(reference, out.prompt_token_ids, out.outputs[0].token_ids)
+        check(recorded, out.prompt_token_ids, out.outputs[0].token_ids)
 
 
-def test_greedy_with_four_candidates_equals_transformers(llm: LLM, reference: Any, prompts: Any) -> None:
-    for prompt in prompts:
-        out = llm.generate(prompt, SamplingParams(temperature=0, n=4, max_tokens=NUM_TOKENS))[0]
-        for candidate in {tuple(candidate.token_ids) for candidate in out.outputs}:
-            check(reference, out.prompt_token_ids, list(candidate))
+def test_greedy_with_four_candidates_equals_transformers(llm: LLM, golden: Any, prompts: Any) -> None:
+    # A short prompt, one whose answer ends by itself, and a long one.
+    for place in (0, 3, 7):
+        out = llm.generate(prompts[place], SamplingParams(temperature=0, n=4, max_tokens=NUM_TOKENS))[0]
+        assert len(out.outputs) == 4
+        for candidate in out.outputs:
+            check(golden["prompts"][place], out.prompt_token_ids, candidate.token_ids)
 
 
-def test_greedy_of_ten_prompts_in_one_batch_equals_transformers(llm: LLM, reference: Any, prompts: Any) -> None:
+def test_greedy_of_ten_prompts_in_one_batch_equals_transformers(llm: LLM, golden: Any, prompts: Any) -> None:
     outputs = llm.generate(list(prompts), SamplingParams(temperature=0, max_tokens=NUM_TOKENS))
     assert len(outputs) == NUM_PROMPTS
-    for out in outputs:
-        check(reference, out.prompt_token_ids, out.outputs[0].token_ids)
+    for out, recorded in zip(outputs, golden["prompts"], strict=True):
+        check(recorded, out.prompt_token_ids, out.outputs[0].token_ids)

@@ -1,5 +1,6 @@
 """Conversations that go on after a restart, a kill, or having had to give way: from disk, with the same answers."""
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -349,6 +350,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from test_kv_tier import start, turn
 core = start(Path(sys.argv[1]), Path(sys.argv[2]))
+sys.stdin.readline()
 history = [(i * 37) % 300 + 3 for i in range(30)]
 for number in range(1000):
     (answer,), _ = turn(core, f"t{number}", history, "c")
@@ -361,18 +363,27 @@ for number in range(1000):
 
 @pytest.mark.slow
 def test_killed_while_it_writes_it_never_answers_wrongly(byte_model: Path, byte_reference: Any, tmp_path: Path) -> None:
-    found = []
-    for attempt in range(3):
-        kv = tmp_path / str(attempt)
-        command = [sys.executable, "-c", KILLED, str(byte_model), str(kv), str(Path(__file__).parent)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
+    # They start at the same time, because that takes seconds, and each waits for its turn to write.
+    folders = [tmp_path / str(attempt) for attempt in range(3)]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for kv in folders:
+            command = [sys.executable, "-c", KILLED, str(byte_model), str(kv), str(Path(__file__).parent)]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        found = []
+        for attempt, (kv, process) in enumerate(zip(folders, processes, strict=True)):
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
             lines = [process.stdout.readline() for _ in range(2 + 3 * attempt)]
             process.kill()
-        history = [int(word) for word in lines[-1].split()]
-        core = start(byte_model, kv)
-        (answer,), cached = turn(core, "after", history)
-        found.append(cached)
-        assert answer == greedy(byte_reference, history, ANSWER)
-        core.check()
+            process.wait()
+            history = [int(word) for word in lines[-1].split()]
+            core = start(byte_model, kv)
+            (answer,), cached = turn(core, "after", history)
+            found.append(cached)
+            assert answer == greedy(byte_reference, history, ANSWER)
+            core.check()
     assert max(found) > 0

@@ -79,7 +79,7 @@ def cached(answer: Any) -> int:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    process = real(tmp_path_factory.mktemp("sessions")).start()
+    process = real(tmp_path_factory.mktemp("sessions"), share_cache=False).start()
     yield process
     process.stop()
 

@@ -77,7 +77,14 @@ def scripted(folder: Path, **environment: str) -> ServerProcess:
     )
 
 
-def real(folder: Path, *flags: str) -> ServerProcess:
-    """The real server with the embedded model, as `localpaged serve` runs it, with its data in the folder."""
+def real(folder: Path, *flags: str, share_cache: bool = True) -> ServerProcess:
+    """The real server with the embedded model, as `localpaged serve` runs it, with its data in the folder.
+
+    What it has read of the model's file is shared with the other tests, or read anew as at a person's first start.
+    """
+    if share_cache:
+        shared = Path(os.environ["LOCALPAGED_HOME"]) / "cache"
+        shared.mkdir(parents=True, exist_ok=True)
+        (folder / "cache").symlink_to(shared)
     command = [sys.executable, "-m", "localpaged", "serve", "--port", "PORT", "--kv-cache-memory", "1G", *flags]
     return ServerProcess(command, folder, LOCALPAGED_HOME=str(folder))

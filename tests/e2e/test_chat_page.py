@@ -45,24 +45,31 @@ def test_markup_put_into_the_page_by_force_is_stopped_by_the_policy(
     faults.clear()
 
 
-@pytest.mark.parametrize(("width", "height"), [(1440, 900), (1024, 768), (390, 844)])
-def test_wide_content_stays_in_its_place(
-    open_page: Callable[..., Page], fake_server: ServerProcess, width: int, height: int
-) -> None:
-    page = open_page(fake_server.url, width, height, color_scheme="light")
-    assert page.evaluate("document.documentElement.dataset.theme") == "light"
-    assert overflowing(page) == []
+def test_wide_content_stays_in_its_place(open_page: Callable[..., Page], fake_server: ServerProcess) -> None:
+    """The same conversation on a telephone, a tablet and a desk; the empty page and the asking on the first."""
+    sizes = [(390, 844), (1024, 768), (1440, 900)]
+    page = open_page(fake_server.url, *sizes[0], color_scheme="light")
+    for width, height in reversed(sizes):
+        page.set_viewport_size({"width": width, "height": height})
+        page.reload()
+        page.wait_for_selector(".lp-frame")
+        assert page.evaluate("document.documentElement.dataset.theme") == "light"
+        assert overflowing(page) == []
     ask(page, "wide " + "w" * 500, answers=4)
     wait_for_choice(page)
-    assert overflowing(page) == []
-    page.emulate_media(color_scheme="dark")
-    page.reload()
-    expect(page.locator(".lp-deck.open")).to_be_visible()
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert overflowing(page) == []
-    cards(page).nth(0).get_by_role("button", name="Choose").click()
-    expect(page.locator(".lp-deck")).to_have_count(0)
-    assert overflowing(page) == []
+    for width, height in sizes:
+        page.set_viewport_size({"width": width, "height": height})
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            page.reload()
+            expect(page.locator(".lp-deck.open")).to_be_visible()
+            assert page.evaluate("document.documentElement.dataset.theme") == theme
+            assert overflowing(page) == [], (width, theme)
+        cards(page).nth(0).get_by_role("button", name="Choose").click()
+        expect(page.locator(".lp-deck")).to_have_count(0)
+        assert overflowing(page) == [], width
+        page.get_by_role("button", name="Compare").click()
+        wait_for_choice(page)
 
 
 def test_text_from_right_to_left_gets_its_direction(open_page: Callable[..., Page], fake_server: ServerProcess) -> None:
