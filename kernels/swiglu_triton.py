@@ -18,7 +18,10 @@ def _gated_activation_kernel(gate_up, out, SIZE: tl.constexpr, TILE: tl.constexp
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + i, mask=mask, other=0.0).to(tl.float32)
     # gelu(x) = x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3)) in its tanh form.
     inner = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate) if GELU else gate
-    tl.store(out + row * SIZE + i, (gate / (1.0 + tl.exp(-inner)) * up).to(out.dtype.element_ty), mask=mask)
+    # The sigmoid by what cannot overflow.
+    small = tl.exp(-tl.abs(inner))
+    sigmoid = tl.where(inner >= 0, 1.0, small) / (1.0 + small)
+    tl.store(out + row * SIZE + i, (gate * sigmoid * up).to(out.dtype.element_ty), mask=mask)
 
 
 def launch(gate_up: Tensor, gelu: bool) -> Tensor:

@@ -35,7 +35,7 @@ Prefix = Annotated[
     typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Keep and reuse computed prefixes."),
 ]
 GpuMemory = Annotated[float | None, typer.Option(help="Share of the device's memory for weights and KV.")]
-KvDtype = Annotated[str | None, typer.Option(help="auto, float32; on a card bfloat16, float16.")]
+KvDtype = Annotated[str | None, typer.Option(help="auto; on a card also int8, fp8.")]
 Swap = Annotated[float | None, typer.Option(help="GiB of memory for KV that had to leave the pool (0).")]
 
 

@@ -69,8 +69,15 @@ def _packages() -> str:
 def _device() -> str:
     import torch
 
+    from localpaged.engine.device_build import missing_for_cuda
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cuda = f"CUDA {torch.cuda.get_device_name()}, not used by this version; " if torch.cuda.is_available() else ""
+    cuda = ""
+    if torch.cuda.is_available():
+        card = torch.cuda.get_device_properties()
+        name = f"{card.name} (sm_{card.major}{card.minor}, {card.total_memory / GIB:.0f} GiB)"
+        missing = missing_for_cuda()
+        cuda = f"{name}, {'used' if missing is None else f'not used: {missing}'}; "
     return f"{cuda}CPU with {cores} cores, {torch.backends.cpu.get_cpu_capability()}"
 
 

@@ -1,12 +1,14 @@
 """Compiles every Triton kernel as it is launched, for cards that need not be here, and tells what each one takes.
 
-    python scripts/kernel_report.py [--cards 80 90] [--models llama-3.1-8b] [--json] [--write docs/kernels.md]
+    python scripts/kernel_report.py [--cards 80 90] [--models llama-3.1-8b] [--formats auto int8] [--json] [--write]
 
-The launchers themselves run, on small tensors, with Triton told that another card is there and not to launch. So what
-is compiled is what an engine of that shape would launch. Must not run under TRITON_INTERPRET.
+--write puts the table into docs/kernels.md, with a hash of the kernels' sources that a test compares. The launchers
+themselves run, on small tensors, with Triton told that another card is there and not to launch: what is compiled is
+what an engine of that shape would launch. Must not run under TRITON_INTERPRET.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -35,6 +37,7 @@ from localpaged.kernels.block_copy import copy_blocks
 from localpaged.kernels.paged_kv import KVFormat, PagedKV
 from localpaged.kernels.planned_attention import planned_attention
 from localpaged.kernels.rms_norm import add_rms_norm, rms_norm
+from localpaged.kernels.sampling import SamplingRows, sample_rows
 from localpaged.kernels.store_qkv import store_qkv
 from localpaged.kernels.swiglu import Activation, gated_activation
 from localpaged.kernels.tile_config import decode_config, prefill_config
@@ -43,8 +46,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CARDS = (75, 80, 86, 89, 90, 100)
 # Bytes of shared memory that a program may take.
 SHARED_MEMORY = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448}
-# What ptxas keeps on the stack besides; a register or two outside the loop.
-MOST_SPILLED = 32
+# Bytes a thread that ptxas may keep on the stack: some registers outside the loop.
+MOST_SPILLED = 96
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -122,7 +125,7 @@ class OtherCard:
         return 0
 
 
-def compile_all(cards: list[int], models: list[str]) -> list[Row]:
+def compile_all(cards: list[int], models: list[str], formats: list[str]) -> list[Row]:
     """Every kernel of these models for these cards."""
     rows: list[Row] = []
     where: dict[str, Any] = {}
@@ -143,20 +146,21 @@ def compile_all(cards: list[int], models: list[str]) -> list[Row]:
         triton_target.capability = lambda device, card=card: card
         for shape in SHAPES:
             if not models or shape.name in models:
-                for variant, launch in launches(shape, card):
+                for variant, launch in launches(shape, card, formats):
                     where = {"model": shape.name, "variant": variant, "card": card}
                     launch()
     JITFunction.run, dispatch.triton_on_cpu, triton_target.capability = plain_run, False, plain_capability
     return rows
 
 
-def launches(shape: Shape, card: int) -> list[tuple[str, Callable[[], Any]]]:
+def launches(shape: Shape, card: int, formats: list[str]) -> list[tuple[str, Callable[[], Any]]]:
     """What an engine of this shape launches on this card: (variant, launch)."""
     dtype = torch.bfloat16 if card >= 80 else torch.float16
     found: list[tuple[str, Callable[[], Any]]] = []
-    formats = [KVFormat.BFLOAT16 if card >= 80 else KVFormat.FLOAT16, KVFormat.INT8, KVFormat.FP8]
+    plain = KVFormat.BFLOAT16 if card >= 80 else KVFormat.FLOAT16
+    kinds = [plain if name == "auto" else KVFormat(name) for name in formats]
     windows = [None] if shape.window is None else [None, shape.window]
-    for kind in formats:
+    for kind in kinds:
         for shares in (False, True):
             for window in windows:
                 name = (
@@ -174,7 +178,9 @@ def launches(shape: Shape, card: int) -> list[tuple[str, Callable[[], Any]]]:
     found.append(("after adding", lambda: add_rms_norm(x, x.clone(), weight, 1e-6)))
     activation: Activation = "gelu_tanh" if shape.gelu else "silu"
     found.append((activation, lambda: gated_activation(gate_up, activation)))
-    kv = PagedKV(1, 3, shape.kv_heads, 16, shape.head_dim, formats[0])
+    kv = PagedKV(1, 3, shape.kv_heads, 16, shape.head_dim, plain)
+    logits = torch.zeros(2, 4096)
+    found.append(("", lambda: sample_rows(logits, draws(2))))
     found.append(("in the pool", lambda: copy_blocks(kv.parts, kv.parts, torch.tensor([[1, 2]]))))
     return found
 
@@ -230,6 +236,12 @@ def store(shape: Shape, dtype: torch.dtype, kind: KVFormat) -> None:
     store_qkv(qkv, kv, where, where, (table, table), (norm, norm) if shape.qk_norm else None, 1e-6)
 
 
+def draws(count: int) -> SamplingRows:
+    """The parameters of some draws."""
+    ints, floats = torch.zeros(count, dtype=torch.int32), torch.ones(count)
+    return SamplingRows(ints, floats, ints, floats, floats, ints.long(), ints, ints)
+
+
 def describe(compiled: Any, kernel: str, model: str, variant: str, card: int) -> Row:
     """What ptxas made of a kernel."""
     ptx = compiled.asm["ptx"]
@@ -257,16 +269,58 @@ def describe(compiled: Any, kernel: str, model: str, variant: str, card: int) ->
     )
 
 
+def sources_hash() -> str:
+    """Of everything that decides what is compiled, but for Triton itself."""
+    digest = hashlib.sha256()
+    files = [*sorted((ROOT / "kernels").glob("*_triton.py")), ROOT / "kernels" / "tile_config.py", Path(__file__)]
+    for file in files:
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def table(rows: list[Row], cards: list[int]) -> str:
+    """docs/kernels.md: a line for each kernel, variant and model, a column for each card."""
+    cells: dict[tuple[str, str, str], dict[int, str]] = {}
+    for row in rows:
+        variant = row.variant.replace("bfloat16 KV", "16-bit KV").replace("float16 KV", "16-bit KV")
+        spilled = f", {row.spilled} B spilled" if row.spilled else ""
+        text = f"{row.registers} / {row.shared / 1024:.0f} KiB{spilled}"
+        cells.setdefault((row.kernel.removesuffix("_kernel"), variant, row.model), {})[row.card] = text
+    head = ["kernel", "variant", "model", *(f"sm_{card}" for card in cards)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for key in sorted(cells):
+        lines.append("| " + " | ".join([*key, *(cells[key].get(card, "") for card in cards)]) + " |")
+    limits = ", ".join(f"{SHARED_MEMORY[card] // 1024} KiB on sm_{card}" for card in cards)
+    return f"""# What the Triton kernels take
+
+Generated by `make kernel-report` with Triton {triton.__version__}; sources {sources_hash()}. Registers a thread and
+shared memory a program, as ptxas made them for cards that were not there. Nothing here was run on a card.
+
+Limits: {limits}; at most {MOST_SPILLED} bytes a thread spilled. From sm_80 on every kernel with a matrix product uses
+tensor cores; sm_75 multiplies without them, which works and is slow. Every kernel loads 16 bytes at once. A test
+compiles the kernels of llama-3.1-8b again for five cards and holds them to the same limits.
+
+{chr(10).join(lines)}
+"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cards", type=int, nargs="*", default=list(CARDS), choices=CARDS)
     parser.add_argument("--models", nargs="*", default=[], choices=[shape.name for shape in SHAPES])
+    parser.add_argument("--formats", nargs="*", default=["auto", "int8", "fp8"], choices=["auto", "int8", "fp8"])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    rows = compile_all(arguments.cards, arguments.models)
-    for row in rows:
-        print(json.dumps(asdict(row)) if arguments.json else f"{row} {row.faults}")
-    return int(any(row.faults for row in rows))
+    rows = compile_all(arguments.cards, arguments.models, arguments.formats)
+    faults = [(row, row.faults) for row in rows if row.faults]
+    if arguments.json:
+        print(json.dumps([asdict(row) | {"faults": row.faults} for row in rows]))
+    for row, found in faults:
+        print(f"{row.kernel} ({row.variant}, {row.model}, sm_{row.card}): {'; '.join(found)}", file=sys.stderr)
+    if arguments.write and not faults:
+        (ROOT / "docs" / "kernels.md").write_text(table(rows, arguments.cards))
+    return int(bool(faults))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def choose_device(name: str) -> torch.device:
         raise SettingError(f"--device {name} is not available here. Use auto, cpu or cuda.")
     if name == "cpu":
         return torch.device("cpu")
-    missing = _missing_for_cuda()
+    missing = missing_for_cuda()
     if missing is None:
         return torch.device("cuda", torch.cuda.current_device())
     if name == "cuda":
@@ -53,7 +53,8 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
-def _missing_for_cuda() -> str | None:
+def missing_for_cuda() -> str | None:
+    """Why no card can be used, as a sentence with the remedy; None when one can."""
     if torch.version.cuda is None:
         return "this is the CPU build of torch. Install torch's CUDA build into this environment."
     if not torch.cuda.is_available():
