@@ -8,7 +8,7 @@ Source: Hydragen (arXiv:2402.05099), section 3.2, for prefix and suffix; FlashIn
 for planning before the launch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import njit
@@ -67,7 +67,9 @@ def plan_decode(
         rows_per_tile,
         share_min_keys,
     )
-    return _plan(units, first_unit, context_lens.shape[0], target_segments, tile_keys, split_min_keys)
+    plan = _plan(units, first_unit, context_lens.shape[0], target_segments, tile_keys, split_min_keys)
+    # Merging even what is whole costs little, and keeps one form of the kernel.
+    return replace(plan, split=True)
 
 
 def plan_prefill(

@@ -84,7 +84,8 @@ def _attend_tile(  # type: ignore[no-untyped-def]
     return weighted, highest, sums
 
 
-@triton.jit
+# What differs from step to step must not have a kernel compiled for it.
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["limits"])
 def _attend_kernel(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, k_scale, v_scale, tables, limits, segments, out, partial, partial_lse,
     q_stride, table_stride, block_stride, head_stride, scale_block_stride, scale_head_stride, out_stride,
@@ -191,24 +192,6 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + place, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)
 
 
-class SplitBuffers:
-    """Memory for the parts of split rows: grown as needed, then used by every layer of every step."""
-
-    def __init__(self) -> None:
-        self._memory: dict[torch.device, Tensor] = {}
-
-    def take(self, device: torch.device, num_lanes: int, head_dim: int) -> tuple[Tensor, Tensor]:
-        """float32 [num_lanes, head_dim] and [num_lanes], of arbitrary content."""
-        size = num_lanes * (head_dim + 1)
-        memory = self._memory.get(device)
-        if memory is None or memory.numel() < size:
-            memory = self._memory[device] = torch.empty(size, dtype=torch.float32, device=device)
-        return memory[: num_lanes * head_dim].view(num_lanes, head_dim), memory[num_lanes * head_dim : size]
-
-
-_buffers = SplitBuffers()
-
-
 def attend_segments(
     q: Tensor,
     kv: LayerKV,
@@ -238,7 +221,9 @@ def attend_segments(
     }
     partial, lse = out, limits
     if plan.split:
-        partial, lse = _buffers.take(q.device, num_segments * num_kv_heads * config.block_m, head_dim)
+        num_lanes = num_segments * num_kv_heads * config.block_m
+        partial = torch.empty(num_lanes, head_dim, dtype=torch.float32, device=q.device)
+        lse = torch.empty(num_lanes, dtype=torch.float32, device=q.device)
     scales = (kv.k, kv.v) if kv.k_scale is None or kv.v_scale is None else (kv.k_scale, kv.v_scale)
     _attend_kernel[(num_kv_heads, num_segments)](
         q,

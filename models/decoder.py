@@ -206,8 +206,12 @@ class Decoder:
             Layer(config, layer, weights, f"model.layers.{index}", exact) for index, layer in enumerate(config.layers)
         ]
         self.norm = Norm(weights.tensor("model.norm.weight"), config)
-        head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
-        self.head = load_linear(weights, [head], bias=False, exact=exact)
+        if config.tied_embeddings and self.embedding.weight is not None:
+            # One matrix in memory for both uses, where it is multiplied as it is.
+            self.head = Linear.pack(self.embedding.weight, exact=exact)
+        else:
+            name = "model.embed_tokens" if config.tied_embeddings else "lm_head"
+            self.head = load_linear(weights, [name], bias=False, exact=exact)
         self._next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
 
     @property

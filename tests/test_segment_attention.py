@@ -182,12 +182,11 @@ def test_a_group_of_more_rows_than_one_tile_holds() -> None:
     check(Case([(48, [50 + row for row in range(27)])], []))
 
 
-def test_nothing_is_split_where_one_segment_is_enough() -> None:
+def test_chunks_are_not_split_where_one_segment_is_enough() -> None:
     case = Case([(0, [5]), (0, [3])], [(4, 9)], split_min_keys=1024)
     check(case)
     q, kv, tables, lens, sizes = make(case)
     batch = plan(case, tables, lens, sizes, None)
-    assert not batch.decode[None].split
     assert not batch.prefill[None].split
 
 

@@ -189,6 +189,7 @@ class EngineCore:
             sequences += sampled
             rows += [end - 1] * len(sampled)
         if not sequences:
+            self.runner.wait()
             return events
         distinct = sorted(set(rows))
         logits = self.runner.logits(hidden, distinct)

@@ -1,5 +1,6 @@
 """Chooses device and types, and builds what runs a decoder on a GPU, with its pool sized by measurement."""
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from localpaged.engine.runner import try_step
 from localpaged.engine.step_input import Geometry
 from localpaged.errors import SettingError
 from localpaged.kernels import dispatch
+from localpaged.kernels.attention_plan import SPLIT_MIN_KEYS
 from localpaged.kernels.paged_kv import KVFormat, PagedKV
 from localpaged.models.decoder import Decoder
 from localpaged.models.weights import Placement
@@ -157,7 +159,7 @@ def build_device_parts(
     runner = make_runner(make_kv(num_blocks))
     assert runner.graphs is not None
     runner.graphs.capture_all()
-    torch.cuda.synchronize()
+    _compile_eager_steps(runner, config.block_size, budget, num_blocks)
     element_bytes = placement.dtype.itemsize
     estimate = MemoryUse(
         estimate_weights(model, element_bytes),
@@ -190,6 +192,14 @@ def model_geometry(decoder: Decoder, block_size: int, placement: Placement) -> G
     )
 
 
+def _compile_eager_steps(runner: DeviceRunner, block_size: int, budget: int, num_blocks: int) -> None:
+    """Have every form of the kernels compiled before the first request: whole chunks, few rows on a long context."""
+    longest = num_blocks * block_size
+    try_step(runner, block_size, 1, min(budget, longest))
+    try_step(runner, block_size, 1, 2, num_computed=min(8 * SPLIT_MIN_KEYS, longest - 2))
+    torch.cuda.synchronize()
+
+
 def _measure(make_runner: Callable[[], DeviceRunner], block_size: int, budget: int, max_num_seqs: int) -> MemoryUse:
     """Run the largest step and capture the largest graphs over a small pool."""
     weights = torch.cuda.memory_allocated()
@@ -217,5 +227,7 @@ def _measure(make_runner: Callable[[], DeviceRunner], block_size: int, budget: i
             f"--max-num-seqs {seqs}, or choose a smaller model."
         ) from error
     del runner
+    # Runner and graphs refer to each other.
+    gc.collect()
     torch.cuda.empty_cache()
     return MemoryUse(weights, activations, graphs, 0)

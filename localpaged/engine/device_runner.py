@@ -72,6 +72,10 @@ class DeviceRunner:
             return logits if rows is None or rows == list(range(logits.shape[0])) else logits[self._index(rows)]
         return self.decoder.logits(hidden if rows is None else hidden[self._index(rows)])
 
+    def wait(self) -> None:
+        if self._buffer.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
     def prepare(self, sequences: list[Sequence]) -> None:
         if sequences:
             self.builder.prepare(sequences)

@@ -37,6 +37,10 @@ class Runner(Protocol):
         """float32 [R, V] of these rows of what forward() gave, or of all."""
         ...
 
+    def wait(self) -> None:
+        """Wait for what has been started; for steps from which nothing is drawn."""
+        ...
+
     def prepare(self, sequences: list[Sequence]) -> None:
         """These will probably be the next step, one token each: prepare it while the device is busy."""
         ...
@@ -64,6 +68,9 @@ class ModelRunner:
 
     def logits(self, hidden: Tensor, rows: list[int] | None = None) -> Tensor:
         return self.decoder.logits(hidden if rows is None else hidden[rows])
+
+    def wait(self) -> None:
+        """Nothing: it is done when it returns."""
 
     def prepare(self, sequences: list[Sequence]) -> None:
         """Nothing: the processor that would prepare it is the one that is busy."""
@@ -93,13 +100,18 @@ def measure(runner: Runner, block_size: int, rates: Rates) -> None:
         rates.observe(decodes, 0 if decodes else num_tokens, elapsed)
 
 
-def try_step(runner: Runner, block_size: int, num_sequences: int, num_tokens: int) -> Tensor:
-    """Hidden states of a step of sequences that all have the same blocks, from block 0 on; it must be all free."""
+def try_step(runner: Runner, block_size: int, num_sequences: int, num_tokens: int, num_computed: int = 0) -> Tensor:
+    """Hidden states of a step of sequences that all have the same blocks, from block 0 on; these must be free.
+
+    num_computed: tokens before those of the step, whatever their blocks hold.
+    """
     step = Step()
     for index in range(num_sequences):
-        request = Request("warm-up", [0] * num_tokens, SamplingParams(n=num_sequences), 0, 1)
+        length = num_computed + num_tokens
+        request = Request("warm-up", [0] * length, SamplingParams(n=num_sequences), 0, 1)
         sequence = request.sequences[index]
-        sequence.block_table = list(range(-(-num_tokens // block_size)))
+        sequence.num_computed = num_computed
+        sequence.block_table = list(range(-(-length // block_size)))
         (step.decodes if num_tokens == 1 else step.prefills).append(Chunk(sequence, num_tokens, True))
     return runner.forward(step)
 

@@ -223,6 +223,8 @@ class InputBuffer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._host: list[Tensor] = [torch.empty(0, dtype=torch.int32)] * 2
+        # When the device has read each of them.
+        self._read: list[torch.cuda.Event | None] = [None, None]
         self._turn = 0
 
     def fill(self, host: HostStep, memory: Tensor | None = None) -> tuple[Tensor, PlannedBatch, Tensor]:
@@ -246,6 +248,9 @@ class InputBuffer:
         if memory is None:
             memory = torch.empty(len(staged), dtype=torch.int32, device=self.device)
         memory[: len(staged)].copy_(staged, non_blocking=True)
+        if self.device.type == "cuda":
+            read = self._read[self._turn] = torch.cuda.Event()
+            read.record()
         pieces = iter([memory[place : place + size] for place, size in zip(places.tolist(), sizes, strict=False)])
         token_ids, slots, positions, limits = (next(pieces) for _ in range(4))
         tables = next(pieces).view(host.tables.shape)
@@ -267,6 +272,9 @@ class InputBuffer:
 
     def _staging(self, size: int) -> Tensor:
         self._turn ^= 1
+        read = self._read[self._turn]
+        if read is not None:
+            read.synchronize()
         staged = self._host[self._turn]
         if len(staged) < size:
             pinned = self.device.type == "cuda"
