@@ -219,7 +219,7 @@ def attend_segments(
         "DIM": dim,
         "BLOCK_M": config.block_m,
     }
-    partial, lse = out, limits
+    partial, lse = out, plan.segments
     if plan.split:
         num_lanes = num_segments * num_kv_heads * config.block_m
         partial = torch.empty(num_lanes, head_dim, dtype=torch.float32, device=q.device)

@@ -37,7 +37,8 @@ STAGES = 5
 def decode_config(head_dim: int, repeats: int, shares: bool, capability: int, element_bytes: int = 2) -> TileConfig:
     """The tile for decode rows. shares: some group's rows are packed. element_bytes: of the queries."""
     dim, roomy = _power_of_2(head_dim), capability in ROOMY
-    block_m = max(LEAST_LANES, _power_of_2(repeats), SHARED_LANES if shares else 0)
+    shared_lanes = SHARED_LANES if element_bytes < 4 else SHARED_LANES // 2
+    block_m = max(LEAST_LANES, _power_of_2(repeats), shared_lanes if shares else 0)
     if element_bytes == 4 or capability < 80:
         return TileConfig(block_m, 32, 8, 1)
     block_n = 64 if dim <= 64 or (dim <= 128 and roomy) else 32

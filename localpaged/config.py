@@ -19,6 +19,7 @@ from localpaged.engine.config import EngineConfig
 from localpaged.errors import SettingError
 from localpaged.home import home
 
+KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -101,6 +102,10 @@ class Settings(BaseSettings):
 
         keeps_kv: keep the KV of conversations on disk; one process at a time may.
         """
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise SettingError(
+                f"--kv-cache-dtype {self.kv_cache_dtype} is none of {', '.join(KV_CACHE_DTYPES)}. Choose one of these."
+            )
         return EngineConfig(
             model=str(path),
             name=name,

@@ -196,7 +196,7 @@ class Decoder:
         exact: bool = False,
     ) -> None:
         self.config = config
-        divisors = weights.tensor("rope_freqs.weight") if weights.has("rope_freqs.weight") else None
+        divisors = weights.tensor("rope_freqs.weight", torch.float32) if weights.has("rope_freqs.weight") else None
         self.tables = {
             key: rotary_table(rope, num_positions, transformers_config, divisors, weights.placement.device)
             for key, rope in config.ropes.items()

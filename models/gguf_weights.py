@@ -34,14 +34,14 @@ class GgufWeights:
     def has(self, name: str) -> bool:
         return self._find(name) is not None
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         import gguf
 
         entry = self._entry(name)
         kind = gguf.GGMLQuantizationType[entry.type]
         values = gguf.quants.dequantize(self._raw(entry), kind).reshape(entry.shape)
         tensor = self._in_order(name, torch.from_numpy(np.array(values, dtype=np.float32)))
-        return tensor.to(self.placement.dtype).to(self.placement.device)
+        return tensor.to(dtype or self.placement.dtype).to(self.placement.device)
 
     def grouped(self, name: str) -> GroupedWeight | None:
         import gguf

@@ -33,6 +33,6 @@ def rotary_table(
             transformers_config, torch.device("cpu"), seq_len=num_positions, layer_type=layer_type
         )
     if frequency_divisors is not None:
-        frequencies = frequencies / frequency_divisors.cpu().float()
+        frequencies = frequencies / frequency_divisors.cpu()
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     return (angles.cos() * factor).to(device), (angles.sin() * factor).to(device)

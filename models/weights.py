@@ -28,8 +28,8 @@ class Weights(Protocol):
         """Whether the checkpoint holds the tensor."""
         ...
 
-    def tensor(self, name: str) -> Tensor:
-        """The tensor, placed. Raises ModelError when it is missing."""
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, placed; in another type than the placement's with dtype. Raises ModelError when it is missing."""
         ...
 
     def grouped(self, name: str) -> GroupedWeight | None:
@@ -58,7 +58,7 @@ class SafetensorsWeights:
     def has(self, name: str) -> bool:
         return name in self._file_by_name
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         if name not in self._file_by_name:
             raise ModelError(f"The checkpoint lacks {name}: it is incomplete. Fetch the model again.")
         tensor = self._file_by_name[name].get_tensor(name)
@@ -67,7 +67,7 @@ class SafetensorsWeights:
                 f"{name} is stored as {tensor.dtype}: quantised safetensors are not supported. "
                 "Choose the float16, bfloat16 or float32 checkpoint, or a GGUF."
             )
-        return tensor.to(self.placement.dtype)
+        return tensor.to(dtype or self.placement.dtype)
 
     def grouped(self, name: str) -> GroupedWeight | None:
         return None

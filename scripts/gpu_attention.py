@@ -60,31 +60,42 @@ def decode_attention(batch: int, context: int) -> dict[str, dict[str, Any]]:
             run = make(q, kv, index, context)
             if run is not None:
                 out = run()
-                add(name, timing.seconds(run), out)
+                add(name, timed(run), out)
         # What others need to run here is theirs; the rest is measured all the same.
         except Exception as error:
             print(f"{name} could not run: {error!r}"[:300])
     return found
 
 
-def flex_attention(q: Tensor, kv: LayerKV, tables: Tensor, context: int) -> Callable[[], Tensor]:
-    """FlexAttention over the whole pool with a mask that a block table makes."""
+FLEX_PAGE = 128
+
+
+def flex_attention(q: Tensor, kv: LayerKV, tables: Tensor, context: int) -> Callable[[], Tensor] | None:
+    """FlexAttention over a pool of pages of its own block's size in random order, with a mask of who owns each."""
     from torch.nn.attention.flex_attention import create_block_mask
     from torch.nn.attention.flex_attention import flex_attention as attend
 
-    batch, num_blocks, kv_heads = q.shape[0], kv.k.shape[0], kv.k.shape[1]
-    owner = torch.full((num_blocks,), -1, dtype=torch.int32, device=DEVICE)
-    for row in range(batch):
-        owner[tables[row]] = row
-    # [1, Hkv, all slots, Dh]: as the pool lies, but for the order of heads and blocks.
-    k, v = (
-        cache.permute(1, 0, 2, 3).reshape(1, kv_heads, -1, q.shape[2]).expand(batch, -1, -1, -1) for cache in kv[:2]
-    )
+    batch, head_dim, kv_heads = q.shape[0], q.shape[2], kv.k.shape[1]
+    if context % FLEX_PAGE or batch * context > 1 << 20:
+        return None  # The mask, made whole first, takes 128 bytes a row and slot.
+    pages = batch * context // FLEX_PAGE
+    order = torch.randperm(pages, device=DEVICE)
+    owner = torch.empty(pages, dtype=torch.int32, device=DEVICE)
+    owner[order] = torch.arange(pages, dtype=torch.int32, device=DEVICE) // (context // FLEX_PAGE)
+
+    def pool(cache: Tensor) -> Tensor:
+        # [batch, blocks, Hkv, slots, Dh] as pages of 128 tokens of one row, then each at its place.
+        rows = cache[tables].transpose(2, 3).reshape(pages, FLEX_PAGE, kv_heads, head_dim)
+        placed = torch.empty_like(rows)
+        placed[order] = rows
+        return placed.permute(2, 0, 1, 3).reshape(1, kv_heads, -1, head_dim)
+
+    k, v = pool(kv.k), pool(kv.v)
     mask = create_block_mask(
-        lambda b, h, i, slot: owner[slot // BLOCK_SIZE] == b, batch, None, 1, num_blocks * BLOCK_SIZE, device="cuda"
+        lambda b, h, i, slot: owner[slot // FLEX_PAGE] == b, batch, None, 1, pages * FLEX_PAGE, device="cuda"
     )
     compiled = torch.compile(attend)
-    return lambda: compiled(q[:, :, None], k, v, block_mask=mask, scale=q.shape[2] ** -0.5, enable_gqa=True)
+    return lambda: compiled(q[:, :, None], k, v, block_mask=mask, scale=head_dim**-0.5, enable_gqa=True)
 
 
 def flashinfer_attention(q: Tensor, kv: LayerKV, tables: Tensor, context: int) -> Callable[[], Tensor] | None:
@@ -132,7 +143,7 @@ def tune() -> Iterator[dict[str, Any]]:
     plain = planned.decode_config
     for work, (run, heights) in works.items():
         times: list[tuple[float, TileConfig]] = []
-        for height, width, warps, stages in itertools.product(heights, (16, 32, 64, 128), (2, 4, 8), (1, 2, 3, 5, 7)):
+        for height, width, warps, stages in itertools.product(heights, (32, 64, 128), (4, 8), (3, 5, 6)):
             config = TileConfig(height, width, warps, stages)
             planned.decode_config = lambda *arguments, config=config: config  # type: ignore[assignment]
             # Too much shared memory, or more registers than there are.

@@ -268,8 +268,11 @@ def _on_host(rows: SamplingRows) -> SamplingRows:
 
 
 def kernel_cases(quick: bool, large: bool = True) -> Iterator[Case]:
-    """Every kernel in the forms that are launched. large: in sizes for a card, not for the interpreter."""
-    types = [DTYPE, torch.float16] if HAS_BFLOAT16 else [torch.float16]
+    """Every kernel in the forms that are launched. large: in sizes for a card, not for the interpreter.
+
+    quick: in the card's own type only.
+    """
+    types = [DTYPE, torch.float16] if HAS_BFLOAT16 and not quick else [DTYPE]
     for dtype in types:
         for head_dim in (64, 80, 96, 128, 256):
             yield (

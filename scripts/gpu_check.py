@@ -2,13 +2,15 @@
 
     python scripts/gpu_check.py OUT [--quick] [--only PART ...] [--tune]
 
-Needs a CUDA card, torch, triton, transformers, numba and numpy; no network: weights are random, in the shapes of real
-models. Exits with 1 when any result is wrong, whatever the speed. Parts: kernels, card, decode, sharing, end_to_end,
-prefill, transfer, engine. A part that fails is reported, and the others run. OUT/gpu_check.json has every number.
+Needs a CUDA card, torch, triton, transformers (with safetensors), numba, numpy, a C compiler and Python.h; no network:
+weights are random, in the shapes of real models. Exits with 1 when any result is wrong or could not be had, whatever
+the speed. Parts: kernels, card, decode, sharing, end_to_end, prefill, transfer, engine. A part that fails is reported,
+and the others run. OUT/gpu_check.json has every number.
 --tune: sweep the attention kernels' tile sizes and print the best ones instead.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -61,8 +63,14 @@ def _shown(value: Any) -> str:
 
 def check_kernels(report: Report, quick: bool) -> None:
     """(a) Each kernel against its float32 reference on fresh random input."""
-    for name, run in cases.kernel_cases(quick):
-        report.check(name, *run())
+    for name, run in itertools.chain(cases.kernel_cases(quick), models.graph_cases()):
+        try:
+            report.check(name, *run())
+        # The others are still worth having, unless the device is lost.
+        except Exception:
+            report.failed[name] = traceback.format_exc()
+            print(f"{name} failed: {report.failed[name]}", flush=True)
+            torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
@@ -143,6 +151,10 @@ def measure_transfer(report: Report, quick: bool) -> None:
 
 def check_engine(report: Report, quick: bool) -> None:
     """The engine itself, from a folder of weights to tokens, where the packages that it needs are here."""
+    missing = models.engine_needs()
+    if missing:
+        report.add("engine", f"not run: {missing}")
+        return
     for name, good in models.engine():
         report.add("engine", name, right=good)
         if not good:
@@ -170,6 +182,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("There is no CUDA device here: nothing was checked.")
+        return 2
+    from localpaged.engine.device_build import missing_for_cuda
+
+    if (missing := missing_for_cuda()) is not None:
+        print(f"Nothing was checked: {missing}")
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()

@@ -1,9 +1,10 @@
 """Whole models with random weights on a GPU: decode steps, prompts, transfers to host memory, and the engine."""
 
+import importlib.util
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from gpu_cases import BLOCK_SIZE, DEVICE, DTYPE, KINDS, host_step, make_geometry, random_tables
 from torch import Tensor
 
-from localpaged.engine.decode_graphs import DecodeGraphs
+from localpaged.engine.decode_graphs import Compute, DecodeGraphs
 from localpaged.engine.host_blocks import HostTransfers
 from localpaged.engine.step_input import InputBuffer
 from localpaged.kernels.paged_kv import PagedKV
@@ -103,6 +104,15 @@ class Model:
             config.num_layers, num_blocks, config.num_kv_heads, BLOCK_SIZE, config.head_dim, KINDS[DTYPE], DEVICE
         )
 
+    def compute_over(self, kv: PagedKV) -> Compute:
+        """One step over a cache, to hidden states and logits."""
+
+        def compute(token_ids: Tensor, batch: PlannedBatch) -> tuple[Tensor, Tensor]:
+            hidden = self.decoder.forward(token_ids, batch, kv.layers)
+            return hidden, self.decoder.logits(hidden)
+
+        return compute
+
     def decode_step(self, batch: int, context: int, graphs: bool, steps: int = 40) -> tuple[float, int]:
         """Seconds of a step, from planning it to having its tokens on the host, and the bytes that it must read."""
         lens = [context + steps + 8] * batch
@@ -110,10 +120,7 @@ class Model:
         kv = self.make_kv(num_blocks)
         kv.values.zero_()
 
-        def compute(token_ids: Tensor, batch: PlannedBatch) -> tuple[Tensor, Tensor]:
-            hidden = self.decoder.forward(token_ids, batch, kv.layers)
-            return hidden, self.decoder.logits(hidden)
-
+        compute = self.compute_over(kv)
         captured = DecodeGraphs(compute, self.buffer, self.geometry, batch, tables.shape[1])
 
         def step(index: int) -> None:
@@ -228,14 +235,45 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def engine_needs() -> str | None:
+    """What the engine needs and is not here; None when nothing is missing."""
+    names = [name for name in ("msgspec", "psutil", "tokenizers", "gguf") if importlib.util.find_spec(name) is None]
+    return ", ".join(names) or None
+
+
+def graph_cases(
+    name: str = "qwen3-0.6b", context: int = 700
+) -> Iterator[tuple[str, Callable[[], tuple[float, float]]]]:
+    """Captured graphs against the same steps without: padded, sharing, and after a prefill whose rows are split."""
+    model = Model(name)
+    lens, blocks = [context] * 3, context // BLOCK_SIZE
+    # Three candidates and a prompt of its own.
+    tables, num_blocks = random_tables([*lens, context], [(3, blocks)])
+    kv = model.make_kv(num_blocks)
+    kv.values.normal_()
+    compute = model.compute_over(kv)
+    captured = DecodeGraphs(compute, model.buffer, model.geometry, 4, tables.shape[1])
+
+    def differ(groups: list[tuple[int, int]] | None) -> tuple[float, float]:
+        host = host_step(model.geometry, lens, tables[:3], groups=groups)
+        before = captured.run(host)[1].clone()
+        prompt = host_step(model.geometry, [context], tables[3:], [9], split_min_keys=64)
+        token_ids, batch, _ = model.buffer.fill(prompt)
+        for _ in range(3):
+            compute(token_ids, batch)
+        after = captured.run(host)[1].clone()
+        token_ids, batch, _ = model.buffer.fill(host)
+        eager = compute(token_ids, batch)[1]
+        scale = eager.abs().max()
+        again = (after - eager).abs().max() / scale
+        return float(torch.maximum((before - eager).abs().max() / scale, again)), 0.05
+
+    yield "graphs, three rows in four", lambda: differ(None)
+    yield "graphs, three rows that share a prefix", lambda: differ([(3, blocks)])
+
+
 def engine() -> Iterator[tuple[str, bool]]:
     """(what, whether it is right) of the whole engine on a tiny model in a folder."""
-    try:
-        import msgspec  # noqa: F401
-        import psutil  # noqa: F401
-    except ImportError as error:
-        print(f"engine: not checked, {error}")
-        return
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
     from byte_model import greedy, prompt, save_byte_model
 

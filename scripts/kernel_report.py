@@ -37,15 +37,15 @@ from localpaged.kernels.block_copy import copy_blocks
 from localpaged.kernels.paged_kv import KVFormat, PagedKV
 from localpaged.kernels.planned_attention import planned_attention
 from localpaged.kernels.rms_norm import add_rms_norm, rms_norm
-from localpaged.kernels.sampling import SamplingRows, sample_rows
+from localpaged.kernels.sampling import Adjustments, SamplingRows, sample_rows
 from localpaged.kernels.store_qkv import store_qkv
 from localpaged.kernels.swiglu import Activation, gated_activation
 from localpaged.kernels.tile_config import decode_config, prefill_config
 
 ROOT = Path(__file__).resolve().parent.parent
-CARDS = (75, 80, 86, 89, 90, 100)
+CARDS = (75, 80, 86, 89, 90, 100, 120)
 # Bytes of shared memory that a program may take.
-SHARED_MEMORY = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448}
+SHARED_MEMORY = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 # Bytes a thread that ptxas may keep on the stack: some registers outside the loop.
 MOST_SPILLED = 96
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -179,8 +179,9 @@ def launches(shape: Shape, card: int, formats: list[str]) -> list[tuple[str, Cal
     activation: Activation = "gelu_tanh" if shape.gelu else "silu"
     found.append((activation, lambda: gated_activation(gate_up, activation)))
     kv = PagedKV(1, 3, shape.kv_heads, 16, shape.head_dim, plain)
-    logits = torch.zeros(2, 4096)
-    found.append(("", lambda: sample_rows(logits, draws(2))))
+    logits = torch.zeros(2, 128_256)
+    found.append(("", lambda: sample_rows(logits, draws(2, False))))
+    found.append(("adjusted", lambda: sample_rows(logits, draws(2, True))))
     found.append(("in the pool", lambda: copy_blocks(kv.parts, kv.parts, torch.tensor([[1, 2]]))))
     return found
 
@@ -236,10 +237,11 @@ def store(shape: Shape, dtype: torch.dtype, kind: KVFormat) -> None:
     store_qkv(qkv, kv, where, where, (table, table), (norm, norm) if shape.qk_norm else None, 1e-6)
 
 
-def draws(count: int) -> SamplingRows:
+def draws(count: int, adjusted: bool) -> SamplingRows:
     """The parameters of some draws."""
     ints, floats = torch.zeros(count, dtype=torch.int32), torch.ones(count)
-    return SamplingRows(ints, floats, ints, floats, floats, ints.long(), ints, ints)
+    table = Adjustments(ints, ints, ints, ints, ints, floats, floats, floats, floats) if adjusted else None
+    return SamplingRows(ints, floats, ints, floats, floats, ints.long(), ints, ints, table)
 
 
 def describe(compiled: Any, kernel: str, model: str, variant: str, card: int) -> Row:

@@ -20,6 +20,8 @@ from localpaged.errors import SettingError
         ("max_num_seqs", 0, "at least 1"),
         ("max_num_batched_tokens", 4, "--max-num-seqs"),
         ("dtype", "float8", "auto or float32"),
+        ("kv_cache_dtype", "fp8", "not available on a CPU"),
+        ("device", "cuda", "--device cpu meanwhile"),
         ("device", "tpu", "auto, cpu or cuda"),
     ],
 )

@@ -57,7 +57,7 @@ def refused(result: "subprocess.CompletedProcess[str]", *parts: str) -> None:
         (["serve", "--model", "nosuch"], "localpaged pull nosuch"),
         (["serve", "--kv-cache-memory", "lots"], "lots"),
         (["serve", "--swap-space", "-1"], "swap"),
-        (["serve", "--kv-cache-dtype", "fp8"], "float32"),
+        (["serve", "--kv-cache-dtype", "fp7"], "float32, int8"),
         (["serve", "--api-key-file", "/nonexistent"], "cannot be read"),
         (["run", "-n", "9", "hi"], "from 1 to 8"),
         (["run", "--temperature", "-1", "hi"], "temperature"),

@@ -44,7 +44,8 @@ def run_in_steps(runner: ModelRunner, sequences: list[Sequence], rng: random.Ran
                 (step.decodes if decodes else step.prefills).append(Chunk(sequence, num_tokens, True))
         if not step.chunks:
             continue
-        rows = runner.logits(runner.forward(step, every_row=True))
+        # What a runner gives is valid until its next step.
+        rows = runner.logits(runner.forward(step, every_row=True)).clone()
         # The same tokens once more, with the last layer for the last token of each chunk alone.
         last = runner.logits(runner.forward(step))
         end = 0

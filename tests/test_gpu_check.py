@@ -55,6 +55,14 @@ def test_a_model_decodes_and_prefills_as_it_is_timed() -> None:
     assert operations == 2 * (weights - 100 * 64) * 20 + 2 * config.num_layers * 4 * 16 * 20**2
 
 
+def test_graphs_are_compared_with_the_same_steps_without() -> None:
+    cases = list(gpu_models.graph_cases("tiny", context=70))
+    assert len(cases) == 2
+    for _, run in cases:
+        error, tolerance = run()
+        assert error <= tolerance
+
+
 def test_blocks_that_are_moved_come_back() -> None:
     assert gpu_models.transfers(3, layers=1)["from host"]["right"]
 

@@ -204,6 +204,34 @@ def test_an_empty_batch_gives_nothing() -> None:
         planned_attention(torch.empty(1, 5, 64), kv, batch, scale=1.0)
 
 
+def test_empty_groups_and_rows_without_context_have_no_segments() -> None:
+    lens, starts = np.array([20, 0, 33], dtype=np.int32), np.array([0, 0, 1, 1, 2, 3, 3], dtype=np.int32)
+    found = plan_decode(
+        lens, starts, np.zeros(6, dtype=np.int32),
+        block_size=16, window=None, rows_per_tile=4, target_segments=4, tile_keys=16, split_min_keys=16,
+    )  # fmt: skip
+    # Row 0 in two pieces, row 1 in none, row 2 in three.
+    assert [tuple(row[:5]) for row in found.segments.tolist()] == [
+        (0, 1, 0, 0, 16), (0, 1, 0, 16, 20), (2, 1, 2, 0, 16), (2, 1, 2, 16, 32), (2, 1, 2, 32, 33)
+    ]  # fmt: skip
+    assert found.ranges[:, 3:5].tolist() == [[0, 2], [0, 0], [2, 5]]
+    assert not found.ranges[:, :3].any()
+
+
+def test_a_plan_never_exceeds_what_a_graph_has_room_for() -> None:
+    rng = np.random.default_rng()
+    for _ in range(200):
+        sizes = rng.integers(1, 9, rng.integers(1, 9))
+        starts = np.cumsum([0, *sizes]).astype(np.int32)
+        shared = rng.integers(0, 40, len(sizes)).astype(np.int32)
+        lens = np.concatenate([s * 16 + 1 + rng.integers(0, 3000, n) for s, n in zip(shared, sizes, strict=True)])
+        found = plan_decode(
+            lens.astype(np.int32), starts, shared, block_size=16, window=rng.choice([None, 100]),
+            rows_per_tile=int(rng.integers(1, 9)), target_segments=int(rng.integers(1, 40)), tile_keys=32,
+        )  # fmt: skip
+        assert len(found.segments) <= 2 * len(lens) + 40
+
+
 def test_large_scores_do_not_overflow() -> None:
     case = Case(MIXED, CHUNKS)
     q, kv, tables, lens, sizes = make(case)

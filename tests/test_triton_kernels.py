@@ -114,6 +114,18 @@ def test_stored_integers_and_bytes_are_the_reference_s(kind: KVFormat) -> None:
         assert ((ours - other)[written] != 0).float().mean() < 0.01
 
 
+def test_slots_beyond_two_to_the_31_elements() -> None:
+    num_blocks = 2**31 // (16 * 64) + 3
+    kv = PagedKV(1, num_blocks, 1, 16, 64, KVFormat.INT8).layers[0]
+    qkv = torch.randn(2, 3, 64)
+    slots = torch.tensor([16 * (num_blocks - 1) + 5, 16 * (num_blocks - 2)], dtype=torch.int32)
+    store_qkv(qkv, kv, slots, slots * 0, None)
+    assert kv.k_scale is not None
+    for token, (block, offset) in enumerate([(num_blocks - 1, 5), (num_blocks - 2, 0)]):
+        stored = kv.k[block, 0, offset].float() * kv.k_scale[block, 0, offset].float()
+        assert (stored - qkv[token, 1]).abs().max() < 0.05
+
+
 @pytest.mark.parametrize("kind", [KVFormat.INT8, KVFormat.FP8])
 def test_a_quantised_number_is_within_half_a_step(kind: KVFormat) -> None:
     x = torch.randn(50, 64) * 10

@@ -19,7 +19,7 @@ from localpaged.engine.device_build import (
     choose_kv_format,
     choose_placement,
 )
-from localpaged.engine.device_memory import GIB, estimate_weights
+from localpaged.engine.device_memory import GIB, check_pool, estimate_weights
 from localpaged.engine.device_runner import DeviceRunner
 from localpaged.engine.kv_cache_manager import KVCacheManager
 from localpaged.engine.kv_files import KvFiles
@@ -108,8 +108,8 @@ def build_engine(config: EngineConfig) -> Engine:
         config.check_when_idle,
         sampler,
     )
-    warm_up(runner, config.block_size)
-    measure(runner, config.block_size, core.rates)
+    warm_up(runner, config.block_size, max_model_len)
+    measure(runner, config.block_size, max_model_len, core.rates)
     host = KvHost(config.block_size, int(config.swap_space * GIB)) if config.swap_space > 0 else None
     disk = None
     if config.kv_folder is not None and config.kv_disk_space > 0:
@@ -199,11 +199,7 @@ def _num_blocks(config: EngineConfig, bytes_per_block: int) -> int:
         num_blocks = int(max(min(share, available), 0)) // bytes_per_block
     else:
         num_blocks = int(min(available * CPU_KV_SHARE, CPU_KV_MOST)) // bytes_per_block
-    if num_blocks < 2:
-        raise SettingError(
-            f"There is room for {num_blocks} blocks of {bytes_per_block:,} bytes. Give at least "
-            f"--kv-cache-memory {16 * bytes_per_block}, or a smaller --block-size."
-        )
+    check_pool(num_blocks, bytes_per_block)
     return num_blocks
 
 

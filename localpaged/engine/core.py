@@ -124,6 +124,8 @@ class EngineCore:
             # Whatever the model or a kernel raises must not take the other conversations with it.
             except Exception as error:
                 logger.exception("A step failed")
+                # A device that is lost is lost to this process: what this raises ends it, and another is started.
+                self.runner.wait()
                 events += self._fail(step, error)
         elapsed = time.perf_counter() - start
         self.num_steps += 1

@@ -28,8 +28,6 @@ class _Captured:
     memory: Tensor
     token_ids: Tensor
     batch: PlannedBatch
-    hidden: Tensor
-    logits: Tensor
     graph: "torch.cuda.CUDAGraph | None"
 
 
@@ -45,7 +43,12 @@ class DecodeGraphs:
         self._geometry = geometry
         self._max_blocks = max_blocks
         self._captured: dict[tuple[int, bool], _Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle() if buffer.device.type == "cuda" else None
+        # What every graph leaves behind is in the same place, valid until the next run: [most rows, C] and [.., V].
+        self._outputs: tuple[Tensor, Tensor] | None = None
+        on_cuda = buffer.device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if on_cuda else None
+        # One for all: each stream that multiplies keeps a workspace for good.
+        self._side = torch.cuda.Stream() if on_cuda else None
 
     def fits(self, host: HostStep) -> bool:
         """Whether there is a graph for this step: decode rows only, and not too many."""
@@ -59,12 +62,14 @@ class DecodeGraphs:
         if captured is None:
             captured = self._captured[size, host.shares] = self._capture(padded)
         else:
-            self._buffer.fill(padded, captured.memory)
+            self._buffer.refill(padded, captured.memory)
         if captured.graph is not None:
             captured.graph.replay()
         else:
-            captured.hidden, captured.logits = self._compute(captured.token_ids, captured.batch)
-        return captured.hidden[: host.num_decode], captured.logits[: host.num_decode]
+            self._compute_outputs(captured.token_ids, captured.batch)
+        assert self._outputs is not None
+        hidden, logits = self._outputs
+        return hidden[: host.num_decode], logits[: host.num_decode]
 
     def capture_all(self) -> None:
         """Capture every graph on rows without context, largest first, so that later ones fit its memory."""
@@ -75,15 +80,24 @@ class DecodeGraphs:
 
     def _capture(self, padded: HostStep) -> _Captured:
         token_ids, batch, memory = self._buffer.fill(padded)
-        if self._pool is None:
-            return _Captured(memory, token_ids, batch, *self._compute(token_ids, batch), None)
+        if self._side is None:
+            return _Captured(memory, token_ids, batch, None)
         # Whatever is compiled or allocated at the first call is not to be captured.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._compute(token_ids, batch)
-        torch.cuda.current_stream().wait_stream(side)
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            self._compute_outputs(token_ids, batch)
+        torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            hidden, logits = self._compute(token_ids, batch)
-        return _Captured(memory, token_ids, batch, hidden, logits, graph)
+        # Another thread of the process may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+            self._compute_outputs(token_ids, batch)
+        return _Captured(memory, token_ids, batch, graph)
+
+    def _compute_outputs(self, token_ids: Tensor, batch: PlannedBatch) -> None:
+        computed = self._compute(token_ids, batch)
+        if self._outputs is None:
+            most = self.sizes[-1]
+            hidden, logits = (part.new_empty(most, part.shape[1]) for part in computed)
+            self._outputs = hidden, logits
+        for kept, part in zip(self._outputs, computed, strict=True):
+            kept[: part.shape[0]].copy_(part)

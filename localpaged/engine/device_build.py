@@ -2,8 +2,12 @@
 
 import gc
 import logging
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -12,6 +16,7 @@ from localpaged.engine.device_memory import (
     GIB,
     UTILIZATION,
     MemoryUse,
+    check_pool,
     estimate_activations,
     estimate_weights,
     kv_bytes,
@@ -65,6 +70,11 @@ def missing_for_cuda() -> str | None:
         import triton  # noqa: F401
     except ImportError:
         return "triton is not installed; it is made for Linux."
+    if not (os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))):
+        return "Triton needs a C compiler. Install gcc."
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        return f"Triton needs {header}. Install Python's development files (python3-dev)."
     major, minor = torch.cuda.get_device_capability()
     if 10 * major + minor < OLDEST_CARD:
         return f"{torch.cuda.get_device_name()} is sm_{major}{minor}, and sm_{OLDEST_CARD} is the oldest that runs."
@@ -139,10 +149,9 @@ def build_device_parts(
         if config.kv_cache_memory is None:
             raise SettingError("Triton's interpreter needs --kv-cache-memory: it has no card to measure.")
         num_blocks = config.kv_cache_memory // bytes_per_block
+        check_pool(num_blocks, bytes_per_block)
         return DeviceParts(make_runner(make_kv(num_blocks)), DeviceSampler(device), num_blocks)
-    use = _measure(
-        lambda: make_runner(make_kv(-(-budget // config.block_size))), config.block_size, budget, config.max_num_seqs
-    )
+    use = _measure(lambda: make_runner(make_kv(1)), config.block_size, budget, config.max_num_seqs, max_model_len)
     total = torch.cuda.get_device_properties(device).total_memory
     free = torch.cuda.mem_get_info(device)[0]
     room = kv_bytes(
@@ -156,10 +165,17 @@ def build_device_parts(
             )
         room = config.kv_cache_memory
     num_blocks = room // bytes_per_block
-    runner = make_runner(make_kv(num_blocks))
-    assert runner.graphs is not None
-    runner.graphs.capture_all()
-    _compile_eager_steps(runner, config.block_size, budget, num_blocks)
+    check_pool(num_blocks, bytes_per_block)
+    try:
+        runner = make_runner(make_kv(num_blocks))
+        assert runner.graphs is not None
+        runner.graphs.capture_all()
+        _compile_eager_steps(runner, config.block_size, budget, max_model_len)
+    except torch.cuda.OutOfMemoryError as error:
+        raise SettingError(
+            f"There is not enough memory on the card for {room / GIB:.2f} GiB of KV beside {use}. Start with "
+            f"--kv-cache-memory {int(room * 0.8)}, or end other programs that use the card."
+        ) from error
     element_bytes = placement.dtype.itemsize
     estimate = MemoryUse(
         estimate_weights(model, element_bytes),
@@ -192,27 +208,35 @@ def model_geometry(decoder: Decoder, block_size: int, placement: Placement) -> G
     )
 
 
-def _compile_eager_steps(runner: DeviceRunner, block_size: int, budget: int, num_blocks: int) -> None:
+def _compile_eager_steps(runner: DeviceRunner, block_size: int, budget: int, max_model_len: int) -> None:
     """Have every form of the kernels compiled before the first request: whole chunks, few rows on a long context."""
-    longest = num_blocks * block_size
-    try_step(runner, block_size, 1, min(budget, longest))
-    try_step(runner, block_size, 1, 2, num_computed=min(8 * SPLIT_MIN_KEYS, longest - 2))
+    _try_largest_step(runner, block_size, budget, max_model_len)
+    try_step(runner, block_size, 1, 2, num_computed=min(8 * SPLIT_MIN_KEYS, max_model_len - 2))
     torch.cuda.synchronize()
 
 
-def _measure(make_runner: Callable[[], DeviceRunner], block_size: int, budget: int, max_num_seqs: int) -> MemoryUse:
+def _try_largest_step(runner: DeviceRunner, block_size: int, budget: int, max_model_len: int) -> torch.Tensor:
+    """Hidden states of a step of at least budget tokens, in as few chunks as the model's window allows."""
+    length = min(budget, max_model_len)
+    return try_step(runner, block_size, -(-budget // length), length)
+
+
+def _measure(
+    make_runner: Callable[[], DeviceRunner], block_size: int, budget: int, max_num_seqs: int, max_model_len: int
+) -> MemoryUse:
     """Run the largest step and capture the largest graphs over a small pool."""
     weights = torch.cuda.memory_allocated()
     try:
         runner = make_runner()
-        before = torch.cuda.memory_allocated()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
         torch.cuda.reset_peak_memory_stats()
-        # One chunk of the whole budget; then logits of as many rows as can be sampled, twice over for sampling.
-        hidden = try_step(runner, block_size, 1, budget)
+        # Then logits of as many rows as can be sampled.
+        hidden = _try_largest_step(runner, block_size, budget, max_model_len)
         logits = runner.decoder.logits(hidden[:1].expand(max_num_seqs, -1))
         del hidden, logits
         torch.cuda.synchronize()
-        activations = torch.cuda.max_memory_allocated() - before
+        activations = torch.cuda.max_memory_reserved() - before
         torch.cuda.empty_cache()
         free_before = torch.cuda.mem_get_info()[0]
         assert runner.graphs is not None

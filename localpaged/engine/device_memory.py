@@ -12,6 +12,9 @@ from localpaged.models.decoder_config import DecoderConfig
 GIB = 1 << 30
 # vLLM's default.
 UTILIZATION = 0.9
+# Of what is free, not given to KV: for what a step takes besides, and for memory that lies in pieces.
+RESERVE = 256 << 20
+FRAGMENTED = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,21 @@ def estimate_weights(config: DecoderConfig, element_bytes: int) -> int:
 
 
 def estimate_activations(config: DecoderConfig, num_tokens: int, num_rows: int, element_bytes: int) -> int:
-    """Bytes of the largest step: num_tokens through one layer, and logits for num_rows, twice over for sampling."""
+    """Bytes of the largest step: num_tokens through one layer, and logits for num_rows, twice over."""
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     # Residual, normed hidden states, and the wider of what attention and feed-forward hold at once.
     attention = qkv + config.num_heads * config.head_dim
     widest = max(attention, 3 * config.intermediate_size) + 3 * config.hidden_size
     return num_tokens * widest * element_bytes + 2 * num_rows * config.vocab_size * 4
+
+
+def check_pool(num_blocks: int, bytes_per_block: int) -> None:
+    """Raise SettingError for a pool in which nothing can run."""
+    if num_blocks < 2:
+        raise SettingError(
+            f"There is room for {num_blocks} blocks of {bytes_per_block:,} bytes. Give at least "
+            f"--kv-cache-memory {16 * bytes_per_block}, or a smaller --block-size."
+        )
 
 
 def kv_bytes(
@@ -64,7 +76,8 @@ def kv_bytes(
     Raises SettingError that says which setting to change to what when not even two blocks fit.
     """
     wanted = int(total * utilization) - use.weights - use.activations - use.graphs
-    room = min(wanted, free - use.activations - use.graphs)
+    spare = free - use.activations - use.graphs - RESERVE - int(total * FRAGMENTED)
+    room = min(wanted, spare)
     least = 2 * bytes_per_block
     if room >= least:
         return room
@@ -73,7 +86,7 @@ def kv_bytes(
         f"This model takes {use} and the card has {total / GIB:.2f} GiB, of which {utilization:.0%} may be used and "
         f"{free / GIB:.2f} GiB are free now. "
     )
-    if wanted < least and needed <= 0.98 * total and free - use.activations - use.graphs >= least:
+    if wanted < least and needed <= 0.98 * total and spare >= least:
         share = min(int(needed / total * 100) + 2, 98) / 100
         raise SettingError(told + f"Start with --gpu-memory-utilization {share}.")
     if use.activations + use.graphs > least - room:

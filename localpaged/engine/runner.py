@@ -29,7 +29,7 @@ class Runner(Protocol):
     def forward(self, step: Step, every_row: bool = False) -> Tensor:
         """Compute a step: hidden states [chunks, C] after the last token of each of step.chunks.
 
-        every_row: those of all tokens, [T, C], one chunk's after the other's.
+        every_row: those of all tokens, [T, C], one chunk's after the other's. Valid until the next step.
         """
         ...
 
@@ -84,15 +84,15 @@ class ModelRunner:
         self.kv.values[:, torch.tensor(blocks)] = torch.from_numpy(kv).transpose(0, 1)
 
 
-def warm_up(runner: Runner, block_size: int) -> None:
-    """Compile or load every kernel before the first request comes, on the first blocks, which are still free."""
-    for num_sequences, num_tokens in ((2, 1), (1, 9)):
+def warm_up(runner: Runner, block_size: int, max_model_len: int) -> None:
+    """Compile or load every kernel before the first request comes, on block 0, which is still free."""
+    for num_sequences, num_tokens in ((2, 1), (1, min(9, max_model_len))):
         _wait_for(runner, try_step(runner, block_size, num_sequences, num_tokens))
 
 
-def measure(runner: Runner, block_size: int, rates: Rates) -> None:
-    """Give the rates something to begin with, on the first blocks too."""
-    for num_sequences, num_tokens in ((1, 1), (8, 1), (1, 64)):
+def measure(runner: Runner, block_size: int, max_model_len: int, rates: Rates) -> None:
+    """Give the rates something to begin with, on block 0 too."""
+    for num_sequences, num_tokens in ((1, 1), (8, 1), (1, min(64, max_model_len))):
         start = time.perf_counter()
         _wait_for(runner, try_step(runner, block_size, num_sequences, num_tokens))
         elapsed = time.perf_counter() - start
@@ -101,9 +101,9 @@ def measure(runner: Runner, block_size: int, rates: Rates) -> None:
 
 
 def try_step(runner: Runner, block_size: int, num_sequences: int, num_tokens: int, num_computed: int = 0) -> Tensor:
-    """Hidden states of a step of sequences that all have the same blocks, from block 0 on; these must be free.
+    """Hidden states of a step of sequences that all consist of block 0 alone, which must be free.
 
-    num_computed: tokens before those of the step, whatever their blocks hold.
+    num_computed: tokens before those of the step. Positions must be within the model's tables.
     """
     step = Step()
     for index in range(num_sequences):
@@ -111,7 +111,7 @@ def try_step(runner: Runner, block_size: int, num_sequences: int, num_tokens: in
         request = Request("warm-up", [0] * length, SamplingParams(n=num_sequences), 0, 1)
         sequence = request.sequences[index]
         sequence.num_computed = num_computed
-        sequence.block_table = list(range(-(-length // block_size)))
+        sequence.block_table = [0] * -(-length // block_size)
         (step.decodes if num_tokens == 1 else step.prefills).append(Chunk(sequence, num_tokens, True))
     return runner.forward(step)
 

@@ -13,7 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localpaged.kernels.attention_plan import RANGE_FIELDS, SEGMENT_FIELDS, AttentionPlan, plan_decode, plan_prefill
+from localpaged.kernels.attention_plan import (
+    RANGE_FIELDS,
+    SEGMENT_FIELDS,
+    SHARE_MIN_KEYS,
+    AttentionPlan,
+    plan_decode,
+    plan_prefill,
+)
 from localpaged.kernels.planned_batch import PlannedBatch, PlanTensors
 from localpaged.kernels.tile_config import PROGRAMS_EACH, decode_config, prefill_config
 
@@ -78,19 +85,16 @@ class HostStep:
 
     def pad(self, num_rows: int, width: int, geometry: Geometry) -> "HostStep":
         """This step of decode rows as one of num_rows rows with tables of `width`, as a captured graph takes it."""
-        rows = num_rows - self.num_decode
         size = geometry.decode_segments_at_most(num_rows)
         return HostStep(
-            np.pad(self.token_ids, (0, rows)),
-            np.pad(self.slots, (0, rows), constant_values=-1),
-            np.pad(self.positions, (0, rows), constant_values=-1),
-            np.pad(self.tables, ((0, rows), (0, width - self.tables.shape[1]))),
+            _padded(self.token_ids, num_rows),
+            _padded(self.slots, num_rows, value=-1),
+            _padded(self.positions, num_rows, value=-1),
+            _padded(self.tables, num_rows, width),
             num_rows,
             {
                 window: AttentionPlan(
-                    np.pad(plan.segments, ((0, size - len(plan.segments)), (0, 0))),
-                    np.pad(plan.ranges, ((0, rows), (0, 0))),
-                    True,
+                    _padded(plan.segments, size, SEGMENT_FIELDS), _padded(plan.ranges, num_rows, RANGE_FIELDS), True
                 )
                 for window, plan in self.decode_plans.items()
             },
@@ -98,6 +102,12 @@ class HostStep:
             None,
             self.shares,
         )
+
+
+def _padded(array: Ints, *shape: int, value: int = 0) -> Ints:
+    out = np.full(shape, value, dtype=np.int32)
+    out[tuple(slice(size) for size in array.shape)] = array
+    return out
 
 
 class StepBuilder:
@@ -160,7 +170,7 @@ class StepBuilder:
         slots = tables[rows, positions // block_size] * block_size + positions % block_size
         num_decode = len(decodes)
         starts, shared = group_rows(decodes, lens[:num_decode], tables, block_size)
-        shares = bool(shared.any())
+        shares = bool((shared * block_size >= SHARE_MIN_KEYS).any())
         decode_plans, prefill_plans = {}, {}
         for window in geometry.windows:
             if num_decode:
@@ -176,6 +186,7 @@ class StepBuilder:
                     rows_per_tile=config.rows(geometry.repeats),
                     target_segments=geometry.target_segments,
                     tile_keys=config.block_n,
+                    share_min_keys=SHARE_MIN_KEYS,
                 )
             if prefills:
                 config = prefill_config(
@@ -227,31 +238,13 @@ class InputBuffer:
         self._read: list[torch.cuda.Event | None] = [None, None]
         self._turn = 0
 
-    def fill(self, host: HostStep, memory: Tensor | None = None) -> tuple[Tensor, PlannedBatch, Tensor]:
-        """token_ids int32 [T] and the batch on the device, and the memory, flat int32, that they are views of.
-
-        memory: put them there, where an earlier step of the same sizes was.
-        """
-        parts = [host.token_ids, host.slots, host.positions, host.positions + 1, host.tables.ravel()]
-        for plans in (host.decode_plans, host.prefill_plans):
-            for plan in plans.values():
-                parts += [plan.segments.ravel(), plan.ranges.ravel()]
-        if host.last is not None:
-            parts.append(host.last)
-        # Each part at an address of which a kernel can load 16 bytes at once.
-        sizes = [len(part) for part in parts]
-        places = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes)])
-        staged = self._staging(int(places[-1]))
-        view = staged.numpy()
-        for part, place in zip(parts, places, strict=False):
-            view[place : place + len(part)] = part
-        if memory is None:
-            memory = torch.empty(len(staged), dtype=torch.int32, device=self.device)
-        memory[: len(staged)].copy_(staged, non_blocking=True)
-        if self.device.type == "cuda":
-            read = self._read[self._turn] = torch.cuda.Event()
-            read.record()
-        pieces = iter([memory[place : place + size] for place, size in zip(places.tolist(), sizes, strict=False)])
+    def fill(self, host: HostStep) -> tuple[Tensor, PlannedBatch, Tensor]:
+        """token_ids int32 [T] and the batch on the device, and the memory, flat int32, that they are views of."""
+        parts = _parts(host)
+        staged, places = self._stage(parts)
+        memory = torch.empty(len(staged), dtype=torch.int32, device=self.device)
+        self._move(staged, memory)
+        pieces = iter([memory[place : place + len(part)] for part, place in zip(parts, places, strict=True)])
         token_ids, slots, positions, limits = (next(pieces) for _ in range(4))
         tables = next(pieces).view(host.tables.shape)
         decode, prefill = (
@@ -267,8 +260,28 @@ class InputBuffer:
             for plans in (host.decode_plans, host.prefill_plans)
         )
         last = None if host.last is None else next(pieces)
-        batch = PlannedBatch(slots, positions, limits, tables, host.num_decode, decode, prefill, last)
-        return token_ids, batch, memory
+        return token_ids, PlannedBatch(slots, positions, limits, tables, host.num_decode, decode, prefill, last), memory
+
+    def refill(self, host: HostStep, memory: Tensor) -> None:
+        """Put a step where an earlier one of the same sizes is."""
+        self._move(self._stage(_parts(host))[0], memory)
+
+    def _stage(self, parts: list[Ints]) -> tuple[Tensor, list[int]]:
+        """The parts one after the other in host memory, each where a kernel can load 16 bytes at once."""
+        places = [0]
+        for part in parts:
+            places.append(places[-1] + -(-len(part) // 4) * 4)
+        staged = self._staging(places.pop())
+        view = staged.numpy()
+        for part, place in zip(parts, places, strict=True):
+            view[place : place + len(part)] = part
+        return staged, places
+
+    def _move(self, staged: Tensor, memory: Tensor) -> None:
+        memory.copy_(staged, non_blocking=True)
+        if self.device.type == "cuda":
+            read = self._read[self._turn] = torch.cuda.Event()
+            read.record()
 
     def _staging(self, size: int) -> Tensor:
         self._turn ^= 1
@@ -280,3 +293,11 @@ class InputBuffer:
             pinned = self.device.type == "cuda"
             staged = self._host[self._turn] = torch.empty(2 * size, dtype=torch.int32, pin_memory=pinned)
         return staged[:size]
+
+
+def _parts(host: HostStep) -> list[Ints]:
+    parts = [host.token_ids, host.slots, host.positions, host.positions + 1, host.tables.ravel()]
+    for plans in (host.decode_plans, host.prefill_plans):
+        for plan in plans.values():
+            parts += [plan.segments.ravel(), plan.ranges.ravel()]
+    return parts if host.last is None else [*parts, host.last]
