@@ -13,7 +13,9 @@ SHARED_LANES = 64
 # Programs that a multiprocessor is given, so that their loads overlap.
 PROGRAMS_EACH = 2
 # Cards with 160 KiB of shared memory a program and more; the others have 100 and less.
-ROOMY = (80, 90, 100)
+ROOMY = (80, 90, 100, 103)
+# Those whose products read keys from shared memory, not from registers.
+WIDE = (90, 100, 103)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def prefill_config(head_dim: int, repeats: int, capability: int, element_bytes: 
     if element_bytes == 4 or capability < 80:
         return TileConfig(max(32, least), 32, 8, 1)
     block_m = max(128 if dim <= 128 else 64, least)
-    block_n = 64 if dim <= 64 or (dim <= 128 and capability >= 90) else 32
+    block_n = 64 if dim <= 64 or (dim <= 128 and capability in WIDE) else 32
     return TileConfig(block_m, block_n, 8, _warps_and_stages(block_m, dim, roomy)[1])
 
 

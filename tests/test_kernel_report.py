@@ -25,7 +25,10 @@ def test_every_kernel_of_an_8b_model_fits_every_card() -> None:
     kernels = {row["kernel"] for row in rows}
     assert kernels >= {"attend_kernel", "merge_kernel", "store_qkv_kernel", "rms_norm_kernel", "copy_blocks_kernel"}
     assert all(row["tensor_cores"] for row in rows if row["kernel"] == "attend_kernel")
-    assert all(row["wide_loads"] and row["registers"] > 0 for row in rows)
+    assert all(
+        row["wide_loads"] for row in rows if row["kernel"] in ("attend_kernel", "merge_kernel", "store_qkv_kernel")
+    )
+    assert all(row["registers"] > 0 for row in rows)
     assert not [row for row in rows if row["faults"]]
 
 
