@@ -6,11 +6,12 @@ Importing this imports nothing heavy; torch and the model code come with the fir
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 
 if TYPE_CHECKING:
     from localpaged.engine.llm import LLM
     from localpaged.engine.sampling_params import SamplingParams
+    from localpaged.engine.structured import StructuredOutputs
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from localpaged.engine.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputs":
+        from localpaged.engine.structured import StructuredOutputs
+
+        return StructuredOutputs
     raise AttributeError(f"module 'localpaged' has no attribute {name!r}")

@@ -38,6 +38,12 @@ class ChatTokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
+    def guidance_tokens(self, vocab_size: int, eos_token_ids: list[int]) -> Any:
+        """The vocabulary as llguidance takes it, with vocab_size tokens as the model's logits have."""
+        from llguidance.hf import from_tokenizer
+
+        return from_tokenizer(self._tokenizer, n_vocab=vocab_size, eos_token=eos_token_ids)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; names of special tokens in it count as such, nothing is put before it."""
         return self._backend.encode(text, add_special_tokens=False).ids

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,7 +158,12 @@ def test_another_models_name_is_an_error(client: OpenAI) -> None:
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"unknown_field": 1}, "unknown_field"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
+            "response_format",
+        ),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"messages": []}, "messages"),
@@ -218,3 +224,21 @@ def test_a_foreign_host_name_is_refused(server: str) -> None:
 
 def test_health_names_the_model(server: str) -> None:
     assert httpx.get(f"{server}/health").json() == {"status": "ok", "model": MODEL}
+
+
+def test_every_choice_follows_a_json_schema(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["blue", "green"]}, "depth": {"type": "integer", "maximum": 9, "minimum": 1}},
+        "required": ["colour", "depth"],
+        "additionalProperties": False,
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "sea", "schema": schema, "strict": True}}
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, n=3, response_format=form, max_tokens=80)
+    for choice in answer.choices:
+        value = json.loads(choice.message.content or "")
+        assert value["colour"] in ("blue", "green") and 1 <= value["depth"] <= 9
+        assert choice.finish_reason == "stop"
+    extra = {"structured_outputs": {"regex": "[0-9]{4}"}}
+    year = client.completions.create(model=MODEL, prompt="The year is", extra_body=extra, max_tokens=9)
+    assert re.fullmatch("[0-9]{4}", year.choices[0].text)

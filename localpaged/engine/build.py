@@ -29,6 +29,7 @@ from localpaged.engine.messages import ModelInfo
 from localpaged.engine.runner import ModelRunner, measure, warm_up
 from localpaged.engine.sampler import Sampler
 from localpaged.engine.scheduler import Scheduler
+from localpaged.engine.structured import Guides
 from localpaged.errors import ModelError, SettingError
 from localpaged.kernels import dispatch
 from localpaged.models.chat_tokenizer import ChatTokenizer, load_tokenizer
@@ -107,6 +108,7 @@ def build_engine(config: EngineConfig) -> Engine:
         model.vocab_size,
         config.check_when_idle,
         sampler,
+        Guides(tokenizer, model.vocab_size, model.eos_token_ids | tokenizer.eos_token_ids),
     )
     warm_up(runner, config.block_size, max_model_len)
     measure(runner, config.block_size, max_model_len, core.rates)

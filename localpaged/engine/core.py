@@ -35,6 +35,7 @@ from localpaged.engine.sampler import HostSampler, Sample, Sampler, position_log
 from localpaged.engine.scheduler import Chunk, Scheduler, Step
 from localpaged.engine.sequence import Phase, Request, Sequence
 from localpaged.engine.sessions import Sessions
+from localpaged.engine.structured import Guides
 from localpaged.errors import InvalidRequestError, LocalpagedError
 
 logger = logging.getLogger(__name__)
@@ -55,9 +56,11 @@ class EngineCore:
         vocab_size: int,
         check_when_idle: bool = False,
         sampler: Sampler | None = None,
+        guides: Guides | None = None,
     ) -> None:
         self.runner = runner
         self.sampler: Sampler = sampler or HostSampler()
+        self.guides = guides
         self.scheduler = scheduler
         self.manager: KVCacheManager = scheduler.manager
         self.pool: BlockPool = scheduler.manager.pool
@@ -154,6 +157,11 @@ class EngineCore:
             Candidate(Detokenizer(self.decode, params.stop, params.include_stop_str_in_output, before))
             for _ in request.sequences
         ]
+        if params.structured_outputs is not None:
+            assert self.guides is not None
+            guide = self.guides.start(params.structured_outputs)
+            for sequence in request.sequences:
+                sequence.guide = guide.copy()
         beams = BeamSearch(request) if params.beam_width is not None else None
         self.jobs[command.request_id] = Job(request, candidates, beams)
         self.sessions.begin_load(request)
@@ -238,6 +246,8 @@ class EngineCore:
         if drawn.token_id in request.stop_token_ids and enough:
             reason = "stop"
             stop_reason = drawn.token_id if drawn.token_id not in self.eos_token_ids else None
+        elif (wrong := sequence.follow_guide(drawn.token_id)) is not None:
+            reason, stop_reason = "error", wrong
         else:
             text = detokenizer.push(drawn.token_id, check_stop=enough)
             if detokenizer.matched_stop is not None:

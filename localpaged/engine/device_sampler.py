@@ -68,6 +68,9 @@ class DeviceSampler:
             raise ValueError(f"{len(rows)} rows for {len(sequences)} sequences")
         if any(not 0 <= row < logits.shape[0] for row in rows):
             raise ValueError(f"rows {rows} are not all among the {logits.shape[0]} of logits")
+        raw, raw_rows = logits, rows
+        if any(sequence.guide is not None for sequence in sequences):
+            logits, rows = self._guided(logits, rows, sequences), list(range(len(rows)))
         num_tops = [sequence.request.params.logprobs for sequence in sequences]
         reporting = [draw for draw, num_top in enumerate(num_tops) if num_top is not None]
         arrays = _parameters(rows, sequences) | _adjustments(sequences)
@@ -80,6 +83,11 @@ class DeviceSampler:
         draws = SamplingRows(**moved, adjustments=table)
         drawn = torch.empty(2, len(sequences), dtype=torch.int32, device=logits.device)
         sample_rows(logits, draws, drawn)
+        if logits is not raw:
+            # What is reported is the model's own, whatever was allowed.
+            logits = raw[self._on_device(raw_rows)]
+            chosen = logits.log_softmax(-1).gather(1, drawn[0].long()[:, None])[:, 0]
+            drawn[1] = chosen.view(torch.int32)
         reported = None
         if reporting:
             widest = max(num_top for num_top in num_tops if num_top is not None)
@@ -91,6 +99,18 @@ class DeviceSampler:
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(self.device))
         return PendingSamples(on_host, reported, num_tops, ready)
+
+    def _guided(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> Tensor:
+        """Each draw's own row of logits [R, V], -inf where its guide, if it has one, does not go."""
+        allowed = np.ones((len(sequences), logits.shape[1]), dtype=np.bool_)
+        for row, sequence in enumerate(sequences):
+            if sequence.guide is not None:
+                allowed[row] = sequence.guide.allowed
+        return logits[self._on_device(rows)].masked_fill(~self._on_device(allowed), -torch.inf)
+
+    def _on_device(self, values: list[int] | NDArray[np.bool_]) -> Tensor:
+        host = torch.tensor(values) if isinstance(values, list) else torch.from_numpy(values)
+        return (host.pin_memory() if self.pinned else host).to(self.device, non_blocking=True)
 
     def _move(self, arrays: dict[str, Array]) -> dict[str, Tensor]:
         """The arrays on the device, in one copy: int32 words of one host buffer and views of them."""

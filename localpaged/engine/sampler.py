@@ -124,6 +124,8 @@ def adjust(logits: Tensor, sequences: list[Sequence]) -> Tensor:
             scores[token_id] += bias
         if sequence.num_generated < params.min_tokens and sequence.request.stop_token_ids:
             scores[sorted(sequence.request.stop_token_ids)] = -torch.inf
+        if sequence.guide is not None:
+            scores.masked_fill_(torch.from_numpy(~sequence.guide.allowed), -torch.inf)
     return logits
 
 
@@ -135,6 +137,7 @@ def _needs_adjusting(sequence: Sequence) -> bool:
         or params.frequency_penalty
         or params.logit_bias
         or sequence.num_generated < params.min_tokens
+        or sequence.guide is not None
     )
 
 

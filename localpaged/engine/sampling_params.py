@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from localpaged.engine.structured import StructuredOutputs
 from localpaged.errors import InvalidRequestError
 
 MAX_CANDIDATES = 64
@@ -24,7 +25,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     candidate, whatever else runs; None takes a fresh one. stop: strings that end an answer and
     are not part of it. stop_token_ids: likewise tokens. min_tokens: no end before that many.
     max_tokens: None means up to the window. logprobs: how many alternatives to report for each
-    token (0: only the chosen one's); prompt_logprobs likewise for the prompt.
+    token (0: only the chosen one's); prompt_logprobs likewise for the prompt. structured_outputs:
+    what answers must look like, token by token.
     """
 
     n: int = 1
@@ -48,6 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         _in_range("n", self.n, 1, MAX_CANDIDATES)
@@ -86,6 +89,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     f"logit_bias maps token {token_id} to {bias}: token ids are 0 or more, biases numbers.",
                     "logit_bias",
                 )
+        if self.structured_outputs is not None:
+            for name in ("ignore_eos", "min_tokens", "beam_width"):
+                if getattr(self, name):
+                    raise InvalidRequestError(
+                        f"{name} does not go with structured_outputs, which say where an answer ends: leave one out.",
+                        name,
+                    )
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop has an empty string: leave it out.", "stop")
 

@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 from localpaged.engine.messages import PositionLogprobs
 from localpaged.engine.sampling_params import SamplingParams
+from localpaged.engine.structured import Guide
+from localpaged.errors import InvalidRequestError
 
 BlockTable: TypeAlias = list[int]
 
@@ -31,6 +33,7 @@ class Sequence:
         "block_table",
         "cumulative_logprob",
         "finish_reason",
+        "guide",
         "index",
         "logprobs",
         "num_computed",
@@ -46,6 +49,7 @@ class Sequence:
         self.index = index
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.guide: Guide | None = None
         self.block_table: BlockTable = []
         self.num_computed = 0
         self.num_registered_blocks = 0
@@ -53,6 +57,16 @@ class Sequence:
         self.logprobs: list[PositionLogprobs] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+
+    def follow_guide(self, token_id: int) -> str | None:
+        """Go on in what the answer must follow, if anything; why that cannot be, None where it can."""
+        if self.guide is None:
+            return None
+        try:
+            self.guide.take(token_id)
+        except InvalidRequestError as error:
+            return str(error)
+        return None
 
     @property
     def finished(self) -> bool:

@@ -7,11 +7,12 @@ beyond OpenAI's (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_
 chat) are named as in vLLM.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from localpaged.engine.sampling_params import SamplingParams
+from localpaged.engine.structured import StructuredOutputs
 from localpaged.errors import InvalidRequestError
 
 INERT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
@@ -27,7 +28,52 @@ class StreamOptions(BaseModel):
 class TextFormat(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    type: Literal["text"] = "text"
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(BaseModel):
+    """name and description are for people; strict is always so here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class StructuredBody(BaseModel):
+    """vLLM's field: one of these."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    json_: dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    def outputs(self) -> StructuredOutputs:
+        return StructuredOutputs(
+            json=self.json_,
+            json_object=self.json_object,
+            regex=self.regex,
+            choice=self.choice,
+            grammar=self.grammar,
+        )
 
 
 class SamplingBody(BaseModel):
@@ -55,6 +101,7 @@ class SamplingBody(BaseModel):
     min_tokens: int | None = None
     ignore_eos: bool = False
     use_beam_search: bool = False
+    structured_outputs: StructuredBody | None = None
     length_penalty: float | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -63,7 +110,9 @@ class SamplingBody(BaseModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def sampling_params(
+        self, max_tokens: int | None, logprobs: int | None, structured: StructuredOutputs | None = None
+    ) -> SamplingParams:
         """As the engine takes them. Raises InvalidRequestError that names the field."""
         if self.best_of is not None and self.stream:
             raise InvalidRequestError("best_of is known only at the end: leave stream out.", "best_of")
@@ -84,6 +133,12 @@ class SamplingBody(BaseModel):
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.use_beam_search:
             values["beam_width"] = values.pop("best_of", None) or self.n
+        if self.structured_outputs is not None:
+            if structured is not None:
+                raise InvalidRequestError(
+                    "response_format and structured_outputs exclude each other: give one.", "structured_outputs"
+                )
+            structured = self.structured_outputs.outputs()
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
             n=self.n,
@@ -93,6 +148,7 @@ class SamplingBody(BaseModel):
             ignore_eos=self.ignore_eos,
             include_stop_str_in_output=self.include_stop_str_in_output,
             logit_bias=self._bias_by_id(),
+            structured_outputs=structured,
             **values,
         )
 
@@ -136,7 +192,9 @@ class ChatBody(SamplingBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: TextFormat | None = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
+        None
+    )
     tools: list[Any] | None = Field(default=None, max_length=0)
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
@@ -146,7 +204,12 @@ class ChatBody(SamplingBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        return self.sampling_params(limit, (self.top_logprobs or 0) if self.logprobs else None)
+        structured = None
+        if isinstance(self.response_format, JsonSchemaFormat):
+            structured = StructuredOutputs(json=self.response_format.json_schema.schema_, param="response_format")
+        elif isinstance(self.response_format, JsonObjectFormat):
+            structured = StructuredOutputs(json_object=True, param="response_format")
+        return self.sampling_params(limit, (self.top_logprobs or 0) if self.logprobs else None, structured)
 
 
 class CompletionBody(SamplingBody):
