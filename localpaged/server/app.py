@@ -23,6 +23,7 @@ from localpaged.errors import (
     StoreError,
 )
 from localpaged.server import chat_api, kv_api, login
+from localpaged.server.error_response import error_response
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
 from localpaged.server.security import Access, SecurityMiddleware
@@ -131,18 +132,12 @@ class PageFiles(StaticFiles):
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, LocalpagedError)
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
-    return error_response(status, error.code, str(error), getattr(error, "param", None))
+    return error_response(request.url.path, status, error.code, str(error), getattr(error, "param", None))
 
 
 async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-    return error_response(400, "invalid_request", f"{where or 'body'}: {first['msg']}.", where or None)
-
-
-def error_response(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:
-    """An error in the one shape that all of the HTTP API uses, which is OpenAI's."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    body = {"message": message, "type": kind, "param": param, "code": code}
-    return JSONResponse({"error": body}, status_code=status)
+    message = f"{where or 'body'}: {first['msg']}."
+    return error_response(request.url.path, 400, "invalid_request", message, where or None)

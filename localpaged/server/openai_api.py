@@ -5,13 +5,12 @@ each choice has its role, the last one its finish_reason; usage comes last where
 [DONE]. A client that goes away cancels its request within one step.
 """
 
-import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -19,14 +18,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, PositionLogprobs, TokenLogprob
 from localpaged.engine.sampling_params import SamplingParams
-from localpaged.errors import InvalidRequestError, LocalpagedError, ModelNotFoundError, PromptTooLongError
 from localpaged.models.chat_tokenizer import ChatTokenizer
+from localpaged.server.generation import CLIENT_CLOSED, as_error, merge, taken, while_connected
 from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody
-
-T = TypeVar("T")
+from localpaged.server.served_model import ServedModel
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "error": "stop"}
-CLIENT_CLOSED = 499
 
 
 @dataclass(slots=True)
@@ -67,26 +64,10 @@ def router(
     """The routes. served_names: what the model is called besides its own name."""
     routes = APIRouter(tags=["openai"])
     started = int(time.time())
-
-    def names() -> list[str]:
-        own = [engine.info.name] if engine.info is not None else []
-        return list(dict.fromkeys([*(served_names or []), *own]))
-
-    async def prepare(body: SamplingBody) -> str:
-        """The model's name for the answer, once it is loaded. Raises ModelNotFoundError for another model."""
-        if engine.state != "dead":
-            await engine.wait_ready()
-        known = names()
-        if body.model is not None and body.model not in known:
-            raise ModelNotFoundError(
-                f"The model {body.model!r} is not served here. Served: {', '.join(known)}.", "model"
-            )
-        return body.model or known[0]
+    served = ServedModel(engine, tokenizer_provider, served_names)
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        if engine.state != "dead":
-            await engine.wait_ready()
         return {
             "object": "list",
             "data": [
@@ -97,25 +78,23 @@ def router(
                     "owned_by": "localpaged",
                     "max_model_len": engine.info.max_model_len if engine.info else None,
                 }
-                for name in names()
+                for name in await served.names()
             ],
         }
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        model = await prepare(body)
+        model = await served.named(body.model)
         params = body.params()
-        tokenizer = await asyncio.to_thread(tokenizer_provider)
-        text = tokenizer.render_chat([message.as_template_message() for message in body.messages])
-        prompt = await asyncio.to_thread(tokenizer.encode, text)
-        shape = ChatShape(model, tokenizer)
+        prompt = await served.chat_prompt([message.as_template_message() for message in body.messages])
+        shape = ChatShape(model, await served.tokenizer())
         return await answer(engine, request, body, params, [prompt], shape)
 
     @routes.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
-        model = await prepare(body)
+        model = await served.named(body.model)
         params = body.params()
-        tokenizer = await asyncio.to_thread(tokenizer_provider)
+        tokenizer = await served.tokenizer()
         prompts = [tokenizer.encode_plain(p) if isinstance(p, str) else p for p in body.prompts()]
         return await answer(engine, request, body, params, prompts, CompletionShape(model, tokenizer))
 
@@ -242,13 +221,8 @@ async def answer(
         [engine.generate(prompt, params, f"{answer_id}-{i}", goes_on=shape.goes_on) for i, prompt in enumerate(prompts)]
     )
     if body.stream:
-        # The first event tells whether the request is taken, while there is still a status code to say so.
-        prompt, first = await anext(events)
-        if isinstance(first, Failed):
-            await events.aclose()
-            raise as_error(first)
         include_usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = stream(resume(prompt, first, events), head, params.n, shape, include_usage)
+        chunks = stream(await taken(events), head, params.n, shape, include_usage)
         return StreamingResponse(
             chunks,
             media_type="text/event-stream",
@@ -320,74 +294,3 @@ async def stream(
 
 def sse(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
-
-
-def as_error(event: Failed) -> LocalpagedError:
-    """The exception that a Failed event stands for, so that it gets its status code."""
-    kinds = {kind.code: kind for kind in (InvalidRequestError, PromptTooLongError)}
-    if event.code in kinds:
-        return kinds[event.code](event.message, event.param)
-    error = LocalpagedError(event.message)
-    error.code = event.code
-    return error
-
-
-async def merge(streams: list[AsyncIterator[Event]]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of several requests as they come, each with the number of its request.
-
-    Closing this closes all of them, which cancels what still runs.
-    """
-    merged: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue()
-
-    async def forward(index: int, events: AsyncIterator[Event]) -> None:
-        try:
-            async for event in events:
-                merged.put_nowait((index, event))
-        finally:
-            await events.aclose()  # type: ignore[attr-defined]
-            merged.put_nowait((index, None))
-
-    tasks = [asyncio.create_task(forward(index, events)) for index, events in enumerate(streams)]
-    try:
-        open_streams = len(tasks)
-        while open_streams:
-            index, event = await merged.get()
-            if event is None:
-                open_streams -= 1
-            else:
-                yield index, event
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def resume(
-    prompt: int, first: Event, rest: AsyncGenerator[tuple[int, Event], None]
-) -> AsyncIterator[tuple[int, Event]]:
-    """The rest of a stream with its first event put back; closing it closes the rest."""
-    try:
-        yield prompt, first
-        async for item in rest:
-            yield item
-    finally:
-        await rest.aclose()
-
-
-async def while_connected(request: Request, work: Any) -> Usage | None:
-    """Do the work, or drop it when the client goes away first (None)."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

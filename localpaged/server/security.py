@@ -17,10 +17,11 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, RedirectResponse
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localpaged.errors import SettingError
+from localpaged.server.error_response import error_response
 
 COOKIE = "localpaged_session"
 OPEN_PATHS = {"/health", "/login", "/favicon.ico", "/static/localpaged/favicon.svg"}
@@ -101,6 +102,9 @@ class Access:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.key_is_right(token.strip()):
             return True
+        # As Anthropic's API has it.
+        if (key := headers.get("x-api-key")) is not None and self.key_is_right(key.strip()):
+            return True
         try:
             morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
@@ -137,29 +141,32 @@ class SecurityMiddleware:
         await self.app(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ASGIApp | None:
+        path = scope["path"]
         if not self.access.allows_host(headers.get("host")):
-            return _error(
+            return error_response(
+                path,
                 400,
                 "host",
                 f"This server does not answer to the name {headers.get('host')!r}. Use its address,"
                 " or allow the name with --allowed-host.",
             )
         if self._comes_from_another_site(scope["method"], headers):
-            return _error(
+            return error_response(
+                path,
                 403,
                 "origin",
                 "A page of another site sent this request. Open localpaged's own address, or allow"
                 " that site with --allowed-origin.",
             )
-        path = scope["path"]
         if scope["method"] == "OPTIONS" or path in OPEN_PATHS or self.access.knows(headers):
             return None
         if scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
             return RedirectResponse("/login", status_code=303)
-        return _error(
+        return error_response(
+            path,
             401,
             "invalid_api_key",
-            "An API key is needed. Send it as 'Authorization: Bearer …', or log in with a browser.",
+            "An API key is needed. Send it as 'Authorization: Bearer …' or 'x-api-key: …', or log in with a browser.",
         )
 
     def _comes_from_another_site(self, method: str, headers: Headers) -> bool:
@@ -223,11 +230,6 @@ class _Page:
         page = page.replace("</head>", f"{self._head}</head>", 1)
         page = re.sub(r"(<body[^>]*>)", lambda match: match.group(1) + self._body, page, count=1)
         return re.sub(r"<script(?=[\s>])", f'<script nonce="{nonce}"', page)
-
-
-def _error(status: int, code: str, message: str) -> JSONResponse:
-    body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return JSONResponse({"error": body}, status_code=status)
 
 
 def _without(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[tuple[bytes, bytes]]:

@@ -26,7 +26,7 @@ from localpaged.home import home
 from localpaged.models.chat_tokenizer import ChatTokenizer, load_tokenizer
 from localpaged.models.gguf_header import read_header
 from localpaged.models.locate import LocatedModel, locate_model
-from localpaged.server import metrics, openai_api
+from localpaged.server import anthropic_api, metrics, ollama_api, openai_api
 from localpaged.server.app import AppSettings, Page, create_app
 from localpaged.server.security import Access, check_bind
 from localpaged.store.store import Store
@@ -82,7 +82,9 @@ def build_app(
 
     # Loaded beside the engine, so that the first message does not wait for it.
     threading.Thread(target=tokenizer, daemon=True).start()
-    routers = [openai_api.router(engine, tokenizer, settings.served_model_name), metrics.router(engine)]
+    apis = [openai_api, ollama_api, anthropic_api]
+    routers = [api.router(engine, tokenizer, settings.served_model_name) for api in apis]
+    routers.append(metrics.router(engine))
     return create_app(engine, store, tokenizer, AppSettings(access, model.embedded), page, routers)
 
 

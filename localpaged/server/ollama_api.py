@@ -1,0 +1,249 @@
+"""The Ollama-compatible API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps, /api/version.
+
+Source: https://docs.ollama.com/api. Streams are JSON objects, one a line; the last one has done, done_reason, the
+counts and the durations in nanoseconds. Bodies are JSON whatever their Content-Type, since curl's is a form's. A
+client that goes away cancels its request within one step. Nothing here pulls, unloads or removes models.
+"""
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from localpaged import __version__
+from localpaged.engine.client import EngineClient
+from localpaged.engine.messages import Event, ModelInfo
+from localpaged.errors import InvalidRequestError, LocalpagedError, ModelNotFoundError
+from localpaged.models.chat_tokenizer import ChatTokenizer
+from localpaged.server.generation import CLIENT_CLOSED, Answer, merge, taken, while_connected, whole
+from localpaged.server.ollama_schema import ChatBody, GenerateBody, GenerationBody, Options, ShowBody
+from localpaged.server.served_model import ServedModel
+
+Body = TypeVar("Body", bound=BaseModel)
+# How an endpoint writes a piece of an answer: "message" or "response".
+Piece = Callable[[str], dict[str, Any]]
+
+DONE_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "error": "stop"}
+LATEST = ":latest"
+# The model stays loaded for as long as the server runs.
+NEVER = "9999-12-31T23:59:59Z"
+
+
+def router(
+    engine: EngineClient, tokenizer_provider: Callable[[], ChatTokenizer], served_names: list[str] | None = None
+) -> APIRouter:
+    """The routes. served_names: what the model is called besides its own name."""
+    routes = APIRouter(tags=["ollama"])
+    served = ServedModel(engine, tokenizer_provider, served_names)
+    started = now()
+
+    async def loaded(asked: str) -> ModelInfo:
+        """The model, once it is there, if it has that name. Raises ModelNotFoundError."""
+        await engine.restart_if_dead()
+        info = await engine.wait_ready()
+        names = await served.names()
+        if asked not in names and asked.removesuffix(LATEST) not in names:
+            raise ModelNotFoundError(f"model {asked!r} not found. Served here: {', '.join(names)}.", "model")
+        return info
+
+    @routes.post("/api/chat", response_model=None)
+    async def chat(request: Request) -> Response:
+        begun_at_ns = time.perf_counter_ns()
+        body = await read(request, ChatBody)
+        info = await loaded(body.model)
+        messages = body.prompt_messages()
+        if not messages:
+            return only_load(body, chat_piece)
+        clock = Clock(begun_at_ns)
+        prompt = await served.chat_prompt(messages)
+        return await answer(engine, request, body, prompt, info, chat_piece, clock)
+
+    @routes.post("/api/generate", response_model=None)
+    async def generate(request: Request) -> Response:
+        begun_at_ns = time.perf_counter_ns()
+        body = await read(request, GenerateBody)
+        info = await loaded(body.model)
+        if not body.prompt:
+            return only_load(body, response_piece)
+        clock = Clock(begun_at_ns)
+        if body.raw:
+            prompt = (await served.tokenizer()).encode_plain(body.prompt)
+        else:
+            prompt = await served.chat_prompt(body.prompt_messages())
+        return await answer(engine, request, body, prompt, info, response_piece, clock, goes_on=bool(body.raw))
+
+    @routes.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        names = await served.names()
+        info = engine.info
+        return {"models": [entry(name, info) | {"modified_at": started} for name in names] if info else []}
+
+    @routes.get("/api/ps")
+    async def ps() -> dict[str, Any]:
+        info = engine.info if engine.state == "ready" else None
+        if info is None:
+            return {"models": []}
+        size = info.weight_bytes + info.num_blocks * info.bytes_per_block
+        running = {
+            "size": size,
+            "size_vram": 0 if info.device.startswith("cpu") else size,
+            "context_length": info.max_model_len,
+            "expires_at": NEVER,
+        }
+        return {"models": [entry(name, info) | running for name in await served.names()]}
+
+    @routes.post("/api/show", response_model=None)
+    async def show(request: Request) -> dict[str, Any]:
+        body = await read(request, ShowBody)
+        asked = body.model or body.name
+        if not asked:
+            raise InvalidRequestError("model is missing: name the model to show.", "model")
+        info = await loaded(asked)
+        family = family_of(info)
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": "",
+            "details": details(info),
+            "model_info": {"general.architecture": family, f"{family}.context_length": info.max_model_len},
+            "capabilities": ["completion"],
+            "modified_at": started,
+        }
+
+    @routes.get("/api/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    return routes
+
+
+class Clock:
+    """When a request came, and when its model was there."""
+
+    def __init__(self, begun_at_ns: int) -> None:
+        self.begun_at_ns = begun_at_ns
+        self.loaded_at_ns = time.perf_counter_ns()
+
+    def report(self, answer: Answer) -> dict[str, int]:
+        """The final object's counts and durations. The wait for a free place counts as the prompt's time."""
+        ended = answer.ended_at_ns or time.perf_counter_ns()
+        prefilled = answer.prefilled_at_ns or ended
+        return {
+            "total_duration": ended - self.begun_at_ns,
+            "load_duration": self.loaded_at_ns - self.begun_at_ns,
+            "prompt_eval_count": answer.num_prompt_tokens,
+            "prompt_eval_duration": prefilled - answer.begun_at_ns,
+            "eval_count": answer.num_generated_tokens,
+            "eval_duration": ended - prefilled,
+        }
+
+
+def chat_piece(text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}}
+
+
+def response_piece(text: str) -> dict[str, Any]:
+    return {"response": text}
+
+
+async def answer(
+    engine: EngineClient,
+    request: Request,
+    body: GenerationBody,
+    prompt: list[int],
+    info: ModelInfo,
+    piece: Piece,
+    clock: Clock,
+    goes_on: bool = False,
+) -> Response:
+    """Run the prompt and answer as a stream or at once."""
+    params = (body.options or Options()).sampling_params(len(prompt), info.max_model_len)
+    growing = Answer()
+    events = merge([engine.generate(prompt, params, f"ollama-{uuid.uuid4().hex}", goes_on=goes_on)])
+    if body.streams:
+        lines = stream(await taken(events), growing, body.model, piece, clock)
+        return StreamingResponse(
+            lines,
+            media_type="application/x-ndjson",
+            headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},
+        )
+    done = await while_connected(request, whole(events, growing))
+    if done is None:
+        return Response(status_code=CLIENT_CLOSED)
+    return JSONResponse(head(body.model) | piece(done.text) | end(done, clock))
+
+
+async def stream(
+    events: AsyncIterator[tuple[int, Event]], growing: Answer, model: str, piece: Piece, clock: Clock
+) -> AsyncIterator[str]:
+    """The events as lines of JSON."""
+    try:
+        async for _, event in events:
+            text = growing.take(event)
+            if text:
+                yield line(head(model) | piece(text) | {"done": False})
+    except LocalpagedError as error:
+        yield line({"error": str(error)})
+        return
+    yield line(head(model) | piece("") | end(growing, clock))
+
+
+def only_load(body: GenerationBody, piece: Piece) -> Response:
+    """The answer to a request without a prompt, which asks that the model be there."""
+    return JSONResponse(head(body.model) | piece("") | {"done": True, "done_reason": "load"})
+
+
+def head(model: str) -> dict[str, Any]:
+    return {"model": model, "created_at": now()}
+
+
+def end(answer: Answer, clock: Clock) -> dict[str, Any]:
+    reason = DONE_REASONS[answer.finish_reason or "stop"]
+    return {"done": True, "done_reason": reason} | clock.report(answer)
+
+
+def line(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False) + "\n"
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+async def read(request: Request, kind: type[Body]) -> Body:
+    """The request's body. Raises RequestValidationError that names the field."""
+    try:
+        return kind.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from error
+
+
+def entry(name: str, info: ModelInfo) -> dict[str, Any]:
+    """The model in a list. Its digest tells models apart; it is not that of their files."""
+    digest = hashlib.sha256(f"{info.name} {info.architecture} {info.weight_bytes}".encode()).hexdigest()
+    return {"name": name, "model": name, "size": info.weight_bytes, "digest": digest, "details": details(info)}
+
+
+def details(info: ModelInfo) -> dict[str, Any]:
+    family = family_of(info)
+    return {
+        "parent_model": "",
+        "format": "",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": info.dtype,
+    }
+
+
+def family_of(info: ModelInfo) -> str:
+    """What Ollama calls the architecture: LlamaForCausalLM is llama."""
+    return info.architecture.removesuffix("ForCausalLM").lower()

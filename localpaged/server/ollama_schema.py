@@ -1,0 +1,195 @@
+"""Request bodies of the Ollama-compatible API, as strict as they are read.
+
+A field or option that is not known, or known and not supported, is refused by name. Options that change nothing here
+are accepted; INERT lists them. Those that are left out have Ollama's defaults, but for repeat_penalty, which is off:
+here it looks at the whole prompt and answer, there at the last 64 tokens. A num_ctx below the model's window cuts
+nothing off; it only says where num_predict -2 ends.
+Sources: https://docs.ollama.com/api/chat, https://docs.ollama.com/api/generate, https://docs.ollama.com/modelfile.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from localpaged.engine.sampling_params import SamplingParams
+from localpaged.errors import InvalidRequestError
+from localpaged.server.unsupported import Unsupported
+
+# How the model is loaded is decided at the server's start; no context is ever shifted (num_keep); mirostat is off.
+INERT = (
+    "keep_alive",
+    "num_thread",
+    "num_gpu",
+    "main_gpu",
+    "num_batch",
+    "num_keep",
+    "numa",
+    "low_vram",
+    "f16_kv",
+    "use_mmap",
+    "use_mlock",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+# Options that are not supported, and the value at which they ask for nothing that is not done anyway.
+NEUTRAL = {"mirostat": 0, "tfs_z": 1, "typical_p": 1, "repeat_last_n": -1, "penalize_newline": True}
+# What the engine calls them.
+OPTION_NAMES = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
+
+
+class Options(BaseModel):
+    """The body's options. num_predict: -1 goes on up to the window, -2 up to num_ctx."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    num_ctx: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_changes_nothing(cls, options: Any) -> Any:
+        if not isinstance(options, dict):
+            return options
+        for name, neutral in NEUTRAL.items():
+            if options.get(name) not in (None, neutral):
+                raise PydanticCustomError("unsupported", "{name} is not supported here: leave it out", {"name": name})
+        return {name: value for name, value in options.items() if name not in INERT and name not in NEUTRAL}
+
+    def sampling_params(self, num_prompt_tokens: int, window: int) -> SamplingParams:
+        """As the engine takes them. window: the model's, in tokens. Raises InvalidRequestError naming the option."""
+        values = {
+            "temperature": 0.8 if self.temperature is None else self.temperature,
+            # Ollama takes 0 and less for every token.
+            "top_k": 40 if self.top_k is None else max(self.top_k, 0),
+            "top_p": 0.9 if self.top_p is None else self.top_p,
+            "min_p": self.min_p,
+            "seed": None if self.seed == -1 else self.seed,
+            "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+        }
+        max_tokens = self._max_tokens(num_prompt_tokens, window)
+        given = {name: value for name, value in values.items() if value is not None}
+        try:
+            return SamplingParams(max_tokens=max_tokens, **given)  # type: ignore[arg-type]
+        except InvalidRequestError as error:
+            param = error.param or ""
+            name = OPTION_NAMES.get(param, param)
+            raise InvalidRequestError(str(error).replace(param, name), name) from error
+
+    def _max_tokens(self, num_prompt_tokens: int, window: int) -> int | None:
+        if self.num_ctx is not None and not 1 <= self.num_ctx <= window:
+            raise InvalidRequestError(
+                f"num_ctx is {self.num_ctx:,} and the model's window is {window:,}. Ask for 1 to {window:,} tokens, or "
+                "leave it out.",
+                "num_ctx",
+            )
+        if self.num_predict is None or self.num_predict == -1:
+            return None
+        if self.num_predict == -2:
+            if self.num_ctx is None or self.num_ctx == window:
+                return None
+            if num_prompt_tokens >= self.num_ctx:
+                raise InvalidRequestError(
+                    f"The prompt has {num_prompt_tokens:,} tokens and num_ctx is {self.num_ctx:,}: num_predict -2 "
+                    "leaves the answer no room. Raise num_ctx, or leave it out.",
+                    "num_ctx",
+                )
+            return self.num_ctx - num_prompt_tokens
+        if self.num_predict < 1:
+            raise InvalidRequestError(
+                f"num_predict is {self.num_predict}; it must be at least 1, or -1 or -2 for as many as there is room.",
+                "num_predict",
+            )
+        return self.num_predict
+
+
+class GenerationBody(BaseModel):
+    """What both endpoints have in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    stream: bool | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+    format: Unsupported = None
+    think: Unsupported = None
+    logprobs: Unsupported = None
+    top_logprobs: Unsupported = None
+    # A prompt that is too long is an error, never cut.
+    truncate: Unsupported = None
+    shift: Unsupported = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str | None = None
+    images: Unsupported = None
+    thinking: Unsupported = None
+    tool_calls: Unsupported = None
+    tool_name: Unsupported = None
+
+
+class ChatBody(GenerationBody):
+    """POST /api/chat. Without messages it only loads the model."""
+
+    messages: list[Message] | None = None
+    tools: Unsupported = None
+
+    def prompt_messages(self) -> list[dict[str, str]]:
+        """role and content as chat templates know them."""
+        return [{"role": message.role, "content": message.content or ""} for message in self.messages or []]
+
+
+class GenerateBody(GenerationBody):
+    """POST /api/generate. Without a prompt it only loads the model. raw: the prompt goes to the model as it is."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    suffix: Unsupported = None
+    template: Unsupported = None
+    context: Unsupported = None
+    images: Unsupported = None
+
+    @model_validator(mode="after")
+    def _raw_has_no_system(self) -> "GenerateBody":
+        if self.raw and self.system:
+            raise PydanticCustomError("raw", "system and raw exclude each other: write the system prompt into prompt")
+        return self
+
+    def prompt_messages(self) -> list[dict[str, str]]:
+        """role and content as chat templates know them; none without a prompt."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.prompt}] if self.prompt else []
+
+
+class ShowBody(BaseModel):
+    """POST /api/show. name: what older clients call model."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+    system: Unsupported = None
+    template: Unsupported = None
+    options: Unsupported = None
