@@ -168,8 +168,8 @@ def test_options_that_change_nothing_are_accepted(server: str) -> None:
     ("fields", "name"),
     [
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"format": "json"}, "format"),
-        ({"format": {"type": "object"}}, "format"),
+        ({"format": "xml"}, "format"),
+        ({"format": 3}, "format"),
         ({"think": True}, "think"),
         ({"think": "high"}, "think"),
         ({"logprobs": True}, "logprobs"),
@@ -382,6 +382,10 @@ def test_the_real_engine_answers_fills_the_context_and_drops_who_goes_away(
         assert "".join(piece.message.content or "" for piece in pieces) == whole.message.content
         counted = client.generate("real", "One, two, three,", raw=True, options=options | {"stop": ["five"]})
         assert (counted.response, counted.done_reason) == (" four, ", "stop")
+        schema = {"type": "object", "properties": {"fish": {"type": "boolean"}}, "required": ["fish"],
+                  "additionalProperties": False}  # fmt: skip
+        formed = client.chat("real", MESSAGES, options={"num_predict": 60}, format=schema)
+        assert list(json.loads(formed.message.content or "")) == ["fish"]
         filled = client.chat("real", MESSAGES, options={"num_ctx": 64, "num_predict": -2, "stop": []})
         assert (filled.prompt_eval_count or 0) + (filled.eval_count or 0) <= 64
         body: dict[str, Any] = {"model": "real", "messages": MESSAGES, "options": {"min_p": 0, "temperature": 2}}

@@ -165,7 +165,8 @@ async def answer(
     goes_on: bool = False,
 ) -> Response:
     """Run the prompt and answer as a stream or at once."""
-    params = (body.options or Options()).sampling_params(len(prompt), info.max_model_len)
+    options, structured = body.options or Options(), body.structured_outputs()
+    params = options.sampling_params(len(prompt), info.max_model_len, structured)
     growing = Answer()
     events = merge([engine.generate(prompt, params, f"ollama-{uuid.uuid4().hex}", goes_on=goes_on)])
     if body.streams:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from localpaged.engine.sampling_params import SamplingParams
+from localpaged.engine.structured import StructuredOutputs
 from localpaged.errors import InvalidRequestError
 from localpaged.server.unsupported import Unsupported
 
@@ -65,7 +66,9 @@ class Options(BaseModel):
                 raise PydanticCustomError("unsupported", "{name} is not supported here: leave it out", {"name": name})
         return {name: value for name, value in options.items() if name not in INERT and name not in NEUTRAL}
 
-    def sampling_params(self, num_prompt_tokens: int, window: int) -> SamplingParams:
+    def sampling_params(
+        self, num_prompt_tokens: int, window: int, structured: StructuredOutputs | None = None
+    ) -> SamplingParams:
         """As the engine takes them. window: the model's, in tokens. Raises InvalidRequestError naming the option."""
         values = {
             "temperature": 0.8 if self.temperature is None else self.temperature,
@@ -82,7 +85,7 @@ class Options(BaseModel):
         max_tokens = self._max_tokens(num_prompt_tokens, window)
         given = {name: value for name, value in values.items() if value is not None}
         try:
-            return SamplingParams(max_tokens=max_tokens, **given)  # type: ignore[arg-type]
+            return SamplingParams(max_tokens=max_tokens, structured_outputs=structured, **given)  # type: ignore[arg-type]
         except InvalidRequestError as error:
             param = error.param or ""
             name = OPTION_NAMES.get(param, param)
@@ -124,13 +127,21 @@ class GenerationBody(BaseModel):
     stream: bool | None = None
     options: Options | None = None
     keep_alive: float | str | None = None
-    format: Unsupported = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
     think: Unsupported = None
     logprobs: Unsupported = None
     top_logprobs: Unsupported = None
     # A prompt that is too long is an error, never cut.
     truncate: Unsupported = None
     shift: Unsupported = None
+
+    def structured_outputs(self) -> StructuredOutputs | None:
+        """What the answer must look like, from `format`: "json" for any object, or a JSON schema."""
+        if not self.format:
+            return None
+        if isinstance(self.format, dict):
+            return StructuredOutputs(json=self.format, param="format")
+        return StructuredOutputs(json_object=True, param="format")
 
     @property
     def streams(self) -> bool:
