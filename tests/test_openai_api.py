@@ -216,6 +216,14 @@ def test_metrics_count_what_was_done(server: str) -> None:
     assert float(values["localpaged_generated_tokens_total"]) > 0
     assert float(values["localpaged_time_to_first_token_seconds_count"]) > 0
     assert float(values["localpaged_kv_referenced"]) == 0
+    # What the dashboard in docs/ draws is there, and each of its panels draws something.
+    panels = json.loads((Path(__file__).parent.parent / "docs" / "grafana.json").read_text())["panels"]
+    drawn = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(panels) >= 8 and all(panel["targets"] for panel in panels)
+    names = {name.split("{")[0] for name in values}
+    for expression in drawn:
+        wanted = re.findall(r"localpaged_[a-z_]+", expression)
+        assert wanted and set(wanted) <= names, expression
 
 
 def test_a_foreign_host_name_is_refused(server: str) -> None:

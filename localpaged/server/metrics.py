@@ -29,6 +29,8 @@ GAUGES = {
     "waste_tokens": "Slots of tables that hold no token",
     "running": "Sequences that are running",
     "waiting": "Sequences that wait",
+    "host_bytes": "KV in host memory, below the pool",
+    "disk_bytes": "KV on disk",
 }
 COUNTERS = {
     "prompt_tokens": "Prompt tokens of admitted requests",
@@ -38,6 +40,7 @@ COUNTERS = {
     "given_up": "Leases whose blocks were given to others",
     "evicted": "Cached blocks that were given to others",
     "steps": "Forward passes",
+    "loaded_tokens": "Tokens whose KV was read from host memory or disk",
 }
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 

@@ -8,6 +8,7 @@ each choice has its role, the last one its finish_reason; usage comes last where
 import json
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,11 @@ from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.generation import CLIENT_CLOSED, as_error, merge, taken, while_connected
 from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody
+from localpaged.server.reasoning import ReasoningSplitter, begins_within
 from localpaged.server.served_model import ServedModel
 
+# Tokens that tell how a prompt ends.
+PROMPT_END = 8
 FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "error": "stop"}
 
 
@@ -87,7 +91,8 @@ def router(
         model = await served.named(body.model)
         params = body.params()
         prompt = await served.chat_prompt([message.as_template_message() for message in body.messages])
-        shape = ChatShape(model, await served.tokenizer())
+        tokenizer = await served.tokenizer()
+        shape = ChatShape(model, tokenizer, begins_within(tokenizer.decode(prompt[-PROMPT_END:])))
         return await answer(engine, request, body, params, [prompt], shape)
 
     @routes.post("/v1/completions", response_model=None)
@@ -109,14 +114,19 @@ class ChatShape:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, model: str, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, model: str, tokenizer: ChatTokenizer, thinks: bool = False) -> None:
+        """thinks: answers begin within what the model thinks."""
         self.model = model
         self.tokenizer = tokenizer
+        self._splitters: defaultdict[int, ReasoningSplitter] = defaultdict(lambda: ReasoningSplitter(thinks))
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        splitter = self._splitters[index]
+        reasoning, text = map("".join, zip(splitter.push(choice.text), splitter.finish(), strict=True))
+        thought = {"reasoning_content": reasoning} if reasoning else {}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": {"role": "assistant", "content": text, "refusal": None} | thought,
             "logprobs": self._logprobs(choice.logprobs),
             "finish_reason": choice.finish_reason,
         }
@@ -128,10 +138,20 @@ class ChatShape:
     def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
         return {
             "index": index,
-            "delta": {"content": delta.text} if delta.text else {},
+            "delta": self._delta(*self._splitters[index].push(delta.text)),
             "logprobs": self._logprobs(delta.logprobs or []),
             "finish_reason": None,
         }
+
+    def rest_chunk(self, index: int) -> dict[str, Any] | None:
+        """What was held back until the answer's end, if anything."""
+        delta = self._delta(*self._splitters[index].finish())
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} if delta else None
+
+    @staticmethod
+    def _delta(reasoning: str, text: str) -> dict[str, str]:
+        parts = {"reasoning_content": reasoning, "content": text}
+        return {name: part for name, part in parts.items() if part}
 
     def last_chunk(self, index: int, reason: str) -> dict[str, Any]:
         return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
@@ -174,6 +194,9 @@ class CompletionShape:
         }
 
     def first_chunk(self, index: int) -> dict[str, Any] | None:
+        return None
+
+    def rest_chunk(self, index: int) -> dict[str, Any] | None:
         return None
 
     def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
@@ -278,8 +301,12 @@ async def stream(
         elif isinstance(event, Delta):
             index = prompt * n + event.index
             if event.text or event.logprobs:
-                yield line(shape.chunk(index, event))
+                chunk = shape.chunk(index, event)
+                if chunk.get("delta", True) or chunk["logprobs"]:
+                    yield line(chunk)
             if event.finish_reason is not None:
+                if (rest := shape.rest_chunk(index)) is not None:
+                    yield line(rest)
                 yield line(shape.last_chunk(index, FINISH_REASONS[event.finish_reason]))
         elif isinstance(event, Finished):
             usage.add(event)

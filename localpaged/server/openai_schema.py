@@ -172,6 +172,7 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
+    reasoning_content: str | None = None
     refusal: None = None
     annotations: list[Any] | None = None
     audio: None = None
@@ -181,7 +182,8 @@ class ChatMessage(BaseModel):
     def as_template_message(self) -> dict[str, str]:
         """role and content as chat templates know them."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        thought = {} if self.reasoning_content is None else {"reasoning_content": self.reasoning_content}
+        return {"role": "system" if self.role == "developer" else self.role, "content": content} | thought
 
 
 class ChatBody(SamplingBody):
