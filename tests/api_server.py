@@ -18,6 +18,7 @@ from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import load_tokenizer
 from localpaged.server import anthropic_api, ollama_api, openai_api
 from localpaged.server.app import AppSettings, create_app
+from localpaged.server.limits import RequestLimits
 from localpaged.server.security import Access
 from localpaged.store.store import Store
 
@@ -69,13 +70,18 @@ class ApiEngine(FakeEngine):
 
 @contextmanager
 def serving(
-    folder: Path, engine: Any, served_names: list[str] | None = None, tokenizer: Any = None, **access: Any
+    folder: Path,
+    engine: Any,
+    served_names: list[str] | None = None,
+    tokenizer: Any = None,
+    limits: RequestLimits | None = None,
+    **access: Any,
 ) -> Iterator[str]:
     """The application with its APIs; yields its address. tokenizer: the engine's, where it is no scripted one."""
     tokenizer = tokenizer or engine.tokenizer
     apis = [openai_api, ollama_api, anthropic_api]
     routers = [api.router(engine, lambda: tokenizer, served_names) for api in apis]
-    settings = AppSettings(Access(**access))
+    settings = AppSettings(Access(**access), limits or RequestLimits())
     app = create_app(engine, Store(folder / "chats.db"), lambda: tokenizer, settings, routers=routers)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)

@@ -26,6 +26,7 @@ from localpaged.server import chat_api, kv_api, login
 from localpaged.server.error_response import error_response
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
+from localpaged.server.limits import LimitsMiddleware, RequestLimits
 from localpaged.server.security import Access, SecurityMiddleware
 from localpaged.store.message import NotFoundError
 from localpaged.store.store import Store
@@ -56,6 +57,7 @@ class AppSettings:
     """What the application needs to know of the configuration."""
 
     access: Access = field(default_factory=Access)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     is_default_model: bool = False
 
 
@@ -93,6 +95,8 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     origins = sorted(settings.access.allowed_origins)
     app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    # Within the guard: who may not come in is not counted.
+    app.add_middleware(LimitsMiddleware, limits=settings.limits)
     app.add_middleware(
         SecurityMiddleware,
         access=settings.access,

@@ -10,7 +10,13 @@ from starlette.responses import JSONResponse
 
 OLLAMA_PATHS = frozenset({"/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version"})
 ANTHROPIC_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
-ANTHROPIC_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
 def error_response(path: str, status: int, code: str, message: str, param: str | None = None) -> JSONResponse:

@@ -28,6 +28,7 @@ from localpaged.models.gguf_header import read_header
 from localpaged.models.locate import LocatedModel, locate_model
 from localpaged.server import anthropic_api, metrics, ollama_api, openai_api
 from localpaged.server.app import AppSettings, Page, create_app
+from localpaged.server.limits import RequestLimits
 from localpaged.server.security import Access, check_bind
 from localpaged.store.store import Store
 
@@ -85,7 +86,8 @@ def build_app(
     apis = [openai_api, ollama_api, anthropic_api]
     routers = [api.router(engine, tokenizer, settings.served_model_name) for api in apis]
     routers.append(metrics.router(engine))
-    return create_app(engine, store, tokenizer, AppSettings(access, model.embedded), page, routers)
+    limits = RequestLimits(settings.max_request_bytes or 0, settings.request_timeout, settings.max_requests)
+    return create_app(engine, store, tokenizer, AppSettings(access, limits, model.embedded), page, routers)
 
 
 def lock_home(folder: Path, port: int) -> IO[str]:

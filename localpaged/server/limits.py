@@ -1,0 +1,93 @@
+"""How large and how slow a request's body may be, and how many requests for answers there may be at once.
+
+What is beyond it is refused before anything reads it.
+Sources: RFC 9110, sections 15.5.9 (408) and 15.5.14 (413); RFC 6585, section 4 (429).
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from localpaged.server.error_response import error_response
+
+ANSWER_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"})
+RETRY_AFTER_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """max_body_bytes of one request; body_timeout_s between two pieces of it.
+
+    max_requests: for answers of the APIs, running and waiting together; the page's are one a conversation
+    """
+
+    max_body_bytes: int = 32 << 20
+    body_timeout_s: float = 30.0
+    max_requests: int = 256
+
+
+class LimitsMiddleware:
+    """Answers 413, 408 and 429 itself; other requests pass."""
+
+    def __init__(self, app: ASGIApp, limits: RequestLimits) -> None:
+        self.app = app
+        self.limits = limits
+        self.num_requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] != "POST" or scope["path"] not in ANSWER_PATHS:
+            await self._within_size(scope, receive, send)
+            return
+        if self.num_requests >= self.limits.max_requests:
+            message = f"The server is busy with {self.num_requests} requests. Try again in {RETRY_AFTER_S} seconds."
+            busy = error_response(scope["path"], 429, "overloaded", message)
+            busy.headers["Retry-After"] = str(RETRY_AFTER_S)
+            await busy(scope, receive, send)
+            return
+        self.num_requests += 1
+        try:
+            await self._within_size(scope, receive, send)
+        finally:
+            self.num_requests -= 1
+
+    async def _within_size(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the whole body first: frameworks take what a body's reading raises for a body that is wrong."""
+        limits, path = self.limits, scope["path"]
+        declared = Headers(scope=scope).get("content-length", "0")
+        num_bytes = int(declared) if declared.isdigit() else 0
+        pieces: list[bytes] = []
+        while num_bytes <= limits.max_body_bytes:
+            try:
+                message = await asyncio.wait_for(receive(), limits.body_timeout_s)
+            except TimeoutError:
+                told = f"Nothing more of the body came for {limits.body_timeout_s:g} s. Send it again."
+                await error_response(path, 408, "request_timeout", told)(scope, receive, send)
+                return
+            if message["type"] == "http.disconnect":
+                return
+            pieces.append(message.get("body", b""))
+            num_bytes = max(num_bytes, sum(map(len, pieces)))
+            if not message.get("more_body", False):
+                break
+        if num_bytes > limits.max_body_bytes:
+            told = (
+                f"The request's body is larger than {limits.max_body_bytes:,} bytes. Send less, or start the server "
+                "with a larger --max-request-bytes."
+            )
+            await error_response(path, 413, "request_too_large", told)(scope, receive, send)
+            return
+        body: Message | None = {"type": "http.request", "body": b"".join(pieces), "more_body": False}
+
+        async def receive_again() -> Message:
+            nonlocal body
+            if body is None:
+                return await receive()
+            whole, body = body, None
+            return whole
+
+        await self.app(scope, receive_again, send)
