@@ -11,7 +11,7 @@ __all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 if TYPE_CHECKING:
     from localpaged.engine.llm import LLM
     from localpaged.engine.sampling_params import SamplingParams
-    from localpaged.engine.structured import StructuredOutputs
+    from localpaged.engine.structured_outputs import StructuredOutputs
 
 
 def __getattr__(name: str) -> Any:
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
 
         return SamplingParams
     if name == "StructuredOutputs":
-        from localpaged.engine.structured import StructuredOutputs
+        from localpaged.engine.structured_outputs import StructuredOutputs
 
         return StructuredOutputs
     raise AttributeError(f"module 'localpaged' has no attribute {name!r}")

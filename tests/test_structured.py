@@ -3,14 +3,19 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import interpreter  # noqa: F401
+import numpy as np
 import pytest
+import torch
 from byte_model import BLOCK_SIZE, prompt
 
 from localpaged import LLM, SamplingParams, StructuredOutputs
-from localpaged.engine import build
+from localpaged.engine.device_sampler import DeviceSampler
+from localpaged.engine.sampler import HostSampler
+from localpaged.engine.sequence import Request
 from localpaged.errors import InvalidRequestError
 from localpaged.kernels import dispatch
 
@@ -127,7 +132,7 @@ def test_what_contradicts_an_end_is_refused(other: dict[str, Any]) -> None:
 
 
 def test_a_guide_that_fails_ends_its_candidate_and_no_other(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localpaged.engine.structured import Guide
+    from localpaged.engine.guide import Guide
 
     plain, taken = Guide.take, []
 
@@ -142,10 +147,27 @@ def test_a_guide_that_fails_ends_its_candidate_and_no_other(llm: LLM, monkeypatc
     assert sorted(map(str, reasons)) == ["error", "stop", "stop"]
 
 
-def test_the_gpu_s_sampler_is_bound_alike(byte_model: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = answers(llm, n=2, choice=["one", "other"])
+def test_the_gpu_s_sampler_is_bound_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "triton_on_cpu", True)
-    monkeypatch.setattr(build, "warm_up", lambda *arguments: None)
-    monkeypatch.setattr(build, "measure", lambda *arguments: None)
-    device = LLM(str(byte_model), kv_cache_memory=512 * BYTES_PER_BLOCK, block_size=BLOCK_SIZE, max_num_seqs=2)
-    assert answers(device, n=2, choice=["one", "other"]) == expected
+    sequences = []
+    for index in range(3):
+        request = Request(
+            str(index), [1, 2], SamplingParams(seed=index, temperature=float(index), logprobs=1), index, 9
+        )
+        sequences.append(request.sequences[0])
+    # The second and third are bound; the first two draw from one row.
+    for sequence, places in zip(sequences[1:], ([4], [7, 30]), strict=True):
+        allowed = np.zeros(50, dtype=np.bool_)
+        allowed[places] = True
+        sequence.guide = SimpleNamespace(allowed=allowed)  # type: ignore[assignment]
+    logits = torch.randn(2, 50)
+    before = logits.clone()
+    drawn = DeviceSampler(torch.device("cpu")).launch(logits, [0, 0, 1], sequences).result()
+    expected = HostSampler().launch(logits, [0, 0, 1], sequences).result()
+    assert [one.token_id for one in drawn] == [one.token_id for one in expected]
+    assert drawn[1].token_id == 4 and drawn[2].token_id in (7, 30)
+    for one, other in zip(drawn, expected, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert one.logprobs is not None and other.logprobs is not None
+        assert one.logprobs.top[0].token_id == other.logprobs.top[0].token_id
+    assert torch.equal(logits, before)

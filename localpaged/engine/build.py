@@ -21,6 +21,7 @@ from localpaged.engine.device_build import (
 )
 from localpaged.engine.device_memory import GIB, check_pool, estimate_weights
 from localpaged.engine.device_runner import DeviceRunner
+from localpaged.engine.guide import Guides
 from localpaged.engine.kv_cache_manager import KVCacheManager
 from localpaged.engine.kv_files import KvFiles
 from localpaged.engine.kv_host import KvHost
@@ -29,7 +30,6 @@ from localpaged.engine.messages import ModelInfo
 from localpaged.engine.runner import ModelRunner, measure, warm_up
 from localpaged.engine.sampler import Sampler
 from localpaged.engine.scheduler import Scheduler
-from localpaged.engine.structured import Guides
 from localpaged.errors import ModelError, SettingError
 from localpaged.kernels import dispatch
 from localpaged.models.chat_tokenizer import ChatTokenizer, load_tokenizer

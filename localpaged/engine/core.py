@@ -17,6 +17,7 @@ from localpaged.engine.beam_search import BeamSearch
 from localpaged.engine.block_pool import BlockPool
 from localpaged.engine.detokenizer import Detokenizer
 from localpaged.engine.engine_stats import engine_stats
+from localpaged.engine.guide import Guides
 from localpaged.engine.job import Candidate, Job
 from localpaged.engine.kv_cache_manager import KVCacheManager
 from localpaged.engine.leases import Leases
@@ -35,7 +36,6 @@ from localpaged.engine.sampler import HostSampler, Sample, Sampler, position_log
 from localpaged.engine.scheduler import Chunk, Scheduler, Step
 from localpaged.engine.sequence import Phase, Request, Sequence
 from localpaged.engine.sessions import Sessions
-from localpaged.engine.structured import Guides
 from localpaged.errors import InvalidRequestError, LocalpagedError
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from localpaged.engine.structured import StructuredOutputs
+from localpaged.engine.structured_outputs import StructuredOutputs
 from localpaged.errors import InvalidRequestError
 
 MAX_CANDIDATES = 64

@@ -4,12 +4,14 @@ Knows nothing of the pool, the scheduler's choices, or tensors.
 """
 
 from enum import Enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from localpaged.engine.messages import PositionLogprobs
 from localpaged.engine.sampling_params import SamplingParams
-from localpaged.engine.structured import Guide
 from localpaged.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from localpaged.engine.guide import Guide
 
 BlockTable: TypeAlias = list[int]
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from localpaged.engine.sampling_params import SamplingParams
-from localpaged.engine.structured import StructuredOutputs
+from localpaged.engine.structured_outputs import StructuredOutputs
 from localpaged.errors import InvalidRequestError
 from localpaged.server.unsupported import Unsupported
 

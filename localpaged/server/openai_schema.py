@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from localpaged.engine.sampling_params import SamplingParams
-from localpaged.engine.structured import StructuredOutputs
+from localpaged.engine.structured_outputs import StructuredOutputs
 from localpaged.errors import InvalidRequestError
 
 INERT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
