@@ -7,9 +7,9 @@ The kernels are those of segment_attention_triton.py; the reference for every ro
 import torch
 from torch import Tensor
 
+from localpaged.kernels import tile_config
 from localpaged.kernels.paged_kv import LayerKV
 from localpaged.kernels.planned_batch import PlannedBatch
-from localpaged.kernels.tile_config import decode_config, prefill_config
 
 
 def planned_attention(
@@ -45,9 +45,9 @@ def planned_attention(
             continue
         plan = plans[window]
         if rows.start == 0 and plans is batch.decode:
-            config = decode_config(head_dim, repeats, plan.shares, card, q.element_size())
+            config = tile_config.decode_config(head_dim, repeats, plan.shares, card, q.element_size())
         else:
-            config = prefill_config(head_dim, repeats, card, q.element_size())
+            config = tile_config.prefill_config(head_dim, repeats, card, q.element_size())
         attend_segments(
             q[rows],
             kv,

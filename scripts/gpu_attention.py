@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from gpu_cases import BLOCK_SIZE, DEVICE, DTYPE, KINDS, host_step, make_geometry, random_tables
 from torch import Tensor
 
-import localpaged.kernels.planned_attention as planned
-from localpaged.engine.step_input import InputBuffer
+from localpaged.engine.input_buffer import InputBuffer
+from localpaged.kernels import tile_config
 from localpaged.kernels.paged_kv import LayerKV, PagedKV
+from localpaged.kernels.planned_attention import planned_attention
 from localpaged.kernels.tile_config import TileConfig
 
 
@@ -35,7 +36,7 @@ def decode_attention(batch: int, context: int) -> dict[str, dict[str, Any]]:
     q = torch.randn(batch, heads, head_dim, device=DEVICE, dtype=DTYPE)
     read = batch * context * kv_heads * head_dim * 2 * DTYPE.itemsize
     scale = head_dim**-0.5
-    ours = planned.planned_attention(q, kv, planned_batch, scale=scale)
+    ours = planned_attention(q, kv, planned_batch, scale=scale)
     index = torch.from_numpy(tables.astype(np.int64)).to(DEVICE)
 
     def gathered(cache: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def decode_attention(batch: int, context: int) -> dict[str, dict[str, Any]]:
         if out is not None:
             found[name]["differs"] = float((out.reshape(ours.shape).float() - ours.float()).abs().max())
 
-    add("localpaged", timed(lambda: planned.planned_attention(q, kv, planned_batch, scale=scale)))
+    add("localpaged", timed(lambda: planned_attention(q, kv, planned_batch, scale=scale)))
 
     def sdpa() -> Tensor:
         return F.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, enable_gqa=True)
@@ -131,7 +132,7 @@ def shared_attention(n: int, prefix: int, share: bool) -> float:
     )
     _, batch, _ = InputBuffer(DEVICE).fill(host)
     q = torch.randn(n, heads, head_dim, device=DEVICE, dtype=DTYPE)
-    return timed(lambda: planned.planned_attention(q, kv, batch, scale=head_dim**-0.5)) * 1e6
+    return timed(lambda: planned_attention(q, kv, batch, scale=head_dim**-0.5)) * 1e6
 
 
 def tune() -> Iterator[dict[str, Any]]:
@@ -140,18 +141,18 @@ def tune() -> Iterator[dict[str, Any]]:
         "decode, batch 8, context 8k": (lambda: decode_attention_us(8, 8192), [16]),
         "shared, n 8, prefix 8k": (lambda: shared_attention(8, 8192, True), [32, 64]),
     }
-    plain = planned.decode_config
+    plain = tile_config.decode_config
     for work, (run, heights) in works.items():
         times: list[tuple[float, TileConfig]] = []
         for height, width, warps, stages in itertools.product(heights, (32, 64, 128), (4, 8), (3, 5, 6)):
             config = TileConfig(height, width, warps, stages)
-            planned.decode_config = lambda *arguments, config=config: config  # type: ignore[assignment]
+            tile_config.decode_config = lambda *arguments, config=config: config  # type: ignore[assignment]
             # Too much shared memory, or more registers than there are.
             with contextlib.suppress(Exception):
                 times.append((run(), config))
         for microseconds, config in sorted(times, key=lambda pair: pair[0])[:5]:
             yield {"name": work, "us": microseconds, "tile": str(config)}
-    planned.decode_config = plain
+    tile_config.decode_config = plain
 
 
 def decode_attention_us(batch: int, context: int) -> float:
@@ -162,4 +163,4 @@ def decode_attention_us(batch: int, context: int) -> float:
     kv.k.normal_(), kv.v.normal_()
     _, batch_on_device, _ = InputBuffer(DEVICE).fill(host_step(make_geometry(32, 8, 128, DTYPE), lens, tables))
     q = torch.randn(batch, 32, 128, device=DEVICE, dtype=DTYPE)
-    return timed(lambda: planned.planned_attention(q, kv, batch_on_device, scale=0.1)) * 1e6
+    return timed(lambda: planned_attention(q, kv, batch_on_device, scale=0.1)) * 1e6

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import localpaged.kernels.planned_attention as planned
-from localpaged.engine.step_input import Geometry, HostStep, InputBuffer
-from localpaged.kernels.attention_plan import SHARE_MIN_KEYS, SPLIT_MIN_KEYS, plan_decode, plan_prefill
+from localpaged.engine.input_buffer import InputBuffer
+from localpaged.engine.step_input import HostStep
+from localpaged.engine.step_plan import Geometry, plan_step
 from localpaged.kernels.block_copy import copy_blocks, copy_blocks_reference
 from localpaged.kernels.paged_attention import paged_attention_reference
 from localpaged.kernels.paged_kv import KVFormat, LayerKV, PagedKV
+from localpaged.kernels.planned_attention import planned_attention
 from localpaged.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from localpaged.kernels.sampling import SamplingRows, sample_rows, sample_rows_reference
 from localpaged.kernels.store_qkv import dequantise_reference, quantise_reference, store_qkv, store_qkv_reference
@@ -45,56 +46,25 @@ def host_step(
     tables: np.ndarray,
     sizes: list[int] | None = None,
     groups: list[tuple[int, int]] | None = None,
-    share_min_keys: int = SHARE_MIN_KEYS,
-    split_min_keys: int = SPLIT_MIN_KEYS,
+    share_min_keys: int | None = None,
+    split_min_keys: int | None = None,
 ) -> HostStep:
     """A step: decode rows, then chunks (sizes above 1). groups: (rows, blocks in common), all rows alone without it."""
     sizes = sizes or [1] * len(lens)
     num_decode = sum(size == 1 for size in sizes)
-    context, ends = np.array(lens, dtype=np.int32), np.cumsum(sizes).astype(np.int32)
+    ends = np.cumsum(sizes).astype(np.int32)
     groups = groups or [(1, 0)] * num_decode
     starts = np.cumsum([0, *(rows for rows, _ in groups)]).astype(np.int32)
     shared = np.array([blocks for _, blocks in groups], dtype=np.int32)
-    shares = bool(shared.any())
-    decode_plans, prefill_plans = {}, {}
-    for window in geometry.windows:
-        config = planned.decode_config(
-            geometry.head_dim, geometry.repeats, shares, geometry.capability, geometry.element_bytes
-        )
-        if num_decode:
-            decode_plans[window] = plan_decode(
-                context[:num_decode],
-                starts,
-                shared,
-                block_size=geometry.block_size,
-                window=window,
-                rows_per_tile=config.rows(geometry.repeats),
-                target_segments=geometry.target_segments,
-                tile_keys=config.block_n,
-                share_min_keys=share_min_keys,
-                split_min_keys=split_min_keys,
-            )
-        if num_decode < len(lens):
-            config = planned.prefill_config(
-                geometry.head_dim, geometry.repeats, geometry.capability, geometry.element_bytes
-            )
-            prefill_plans[window] = plan_prefill(
-                np.concatenate([[num_decode], ends[num_decode:]]).astype(np.int32),
-                context[num_decode:],
-                first_table=num_decode,
-                window=window,
-                rows_per_tile=config.rows(geometry.repeats),
-                target_segments=geometry.target_segments,
-                tile_keys=config.block_n,
-                split_min_keys=split_min_keys,
-            )
+    context = np.array(lens, dtype=np.int32)
+    plan = plan_step(geometry, context, sizes[num_decode:], starts, shared, share_min_keys, split_min_keys)
     positions = np.concatenate([np.arange(n - size, n) for n, size in zip(lens, sizes, strict=True)]).astype(np.int32)
     table_of_row = np.repeat(np.arange(len(lens)), sizes)
     slots = tables[table_of_row, positions // geometry.block_size] * geometry.block_size
     slots = (slots + positions % geometry.block_size).astype(np.int32)
-    last = (ends - 1).astype(np.int32) if prefill_plans else None
+    last = (ends - 1).astype(np.int32) if plan.prefill else None
     tokens = np.ones(len(positions), dtype=np.int32)
-    return HostStep(tokens, slots, positions, tables, num_decode, decode_plans, prefill_plans, last, shares)
+    return HostStep(tokens, slots, positions, tables, num_decode, plan.decode, plan.prefill, last, plan.shares)
 
 
 def make_geometry(
@@ -169,7 +139,7 @@ def attention_case(
     host = host_step(geometry, lens, tables, sizes, groups, share_min_keys=1, split_min_keys=64)
     _, batch, _ = InputBuffer(DEVICE).fill(host)
     q = torch.randn(sum(sizes), heads, head_dim, device=DEVICE).to(dtype)
-    out = planned.planned_attention(q, kv, batch, scale=head_dim**-0.5, window=window, softcap=softcap)
+    out = planned_attention(q, kv, batch, scale=head_dim**-0.5, window=window, softcap=softcap)
     rows = rows_of(lens, sizes)
     expected = paged_attention_reference(
         q.float(),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localpaged.engine.decode_graphs import Compute, DecodeGraphs
 from localpaged.engine.host_blocks import HostTransfers
-from localpaged.engine.step_input import InputBuffer
+from localpaged.engine.input_buffer import InputBuffer
 from localpaged.kernels.paged_kv import PagedKV
 from localpaged.kernels.planned_batch import PlannedBatch
 from localpaged.models.decoder import Decoder

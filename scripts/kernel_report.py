@@ -30,9 +30,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 import localpaged.kernels.triton_target as triton_target
-from localpaged.engine.step_input import HostStep, InputBuffer
+from localpaged.engine.input_buffer import InputBuffer
+from localpaged.engine.step_input import HostStep
+from localpaged.engine.step_plan import Geometry, plan_step
 from localpaged.kernels import dispatch
-from localpaged.kernels.attention_plan import plan_decode, plan_prefill
 from localpaged.kernels.block_copy import copy_blocks
 from localpaged.kernels.paged_kv import KVFormat, PagedKV
 from localpaged.kernels.planned_attention import planned_attention
@@ -40,7 +41,6 @@ from localpaged.kernels.rms_norm import add_rms_norm, rms_norm
 from localpaged.kernels.sampling import Adjustments, SamplingRows, sample_rows
 from localpaged.kernels.store_qkv import store_qkv
 from localpaged.kernels.swiglu import Activation, gated_activation
-from localpaged.kernels.tile_config import decode_config, prefill_config
 
 ROOT = Path(__file__).resolve().parent.parent
 CARDS = (80, 86, 89, 90, 100, 120)
@@ -48,6 +48,8 @@ CARDS = (80, 86, 89, 90, 100, 120)
 OLDEST_CARD = 75
 # Bytes of shared memory that a program may take.
 SHARED_MEMORY = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+# Enough that a chunk is split; how many there are changes nothing else of what is compiled.
+MULTIPROCESSORS = 128
 # Bytes a thread that ptxas may keep on the stack: some registers outside the loop.
 MOST_SPILLED = 96
 # What it reads lies anywhere: the logits of some tokens.
@@ -195,37 +197,21 @@ def attend(
 ) -> None:
     """Attention of two decode rows, or, with split given, of a chunk of four tokens."""
     kv = PagedKV(1, 40, shape.kv_heads, 16, shape.head_dim, kind).layers[0]
-    repeats = shape.heads // shape.kv_heads
-    lens, tables = np.array([600, 601], dtype=np.int32), np.zeros((2, 40), dtype=np.int32)
-    decode_plans, prefill_plans = {}, {}
-    if split is None:
-        config = decode_config(shape.head_dim, repeats, shares, card)
-        decode_plans[window] = plan_decode(
-            lens,
-            np.array([0, 2] if shares else [0, 1, 2], dtype=np.int32),
-            np.array([30] if shares else [0, 0], dtype=np.int32),
-            block_size=16,
-            window=window,
-            rows_per_tile=config.rows(repeats),
-            target_segments=8,
-            tile_keys=config.block_n,
-            split_min_keys=64,
-        )
-    else:
-        config = prefill_config(shape.head_dim, repeats, card)
-        prefill_plans[window] = plan_prefill(
-            np.array([0, 4], dtype=np.int32),
-            lens[:1],
-            first_table=0,
-            window=window,
-            rows_per_tile=config.rows(repeats),
-            target_segments=8,
-            tile_keys=config.block_n,
-            split_min_keys=64 if split else 4096,
-        )
-    num_rows = 2 if split is None else 4
-    none = np.zeros(num_rows, dtype=np.int32)
-    host = HostStep(none, none, none, tables, 2 * len(decode_plans), decode_plans, prefill_plans, None, shares)
+    geometry = Geometry(
+        shape.heads, shape.kv_heads, shape.head_dim, (window,), 16, dtype.itemsize, card, MULTIPROCESSORS
+    )
+    decodes = split is None
+    plan = plan_step(
+        geometry,
+        np.array([600, 601] if decodes else [600], dtype=np.int32),
+        [] if decodes else [4],
+        np.array(([0, 2] if shares else [0, 1, 2]) if decodes else [0], dtype=np.int32),
+        np.array(([30] if shares else [0, 0]) if decodes else [], dtype=np.int32),
+        split_min_keys=4096 if split is False else 64,
+    )
+    num_rows = 2 if decodes else 4
+    none, tables = np.zeros(num_rows, dtype=np.int32), np.zeros((2, 40), dtype=np.int32)
+    host = HostStep(none, none, none, tables, 2 * decodes, plan.decode, plan.prefill, None, plan.shares)
     _, batch, _ = InputBuffer(torch.device("cpu")).fill(host)
     q = torch.zeros(num_rows, shape.heads + 2 * shape.kv_heads, shape.head_dim, dtype=dtype)[:, : shape.heads]
     planned_attention(q, kv, batch, scale=0.1, window=window, softcap=shape.softcap)

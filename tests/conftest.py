@@ -1,6 +1,7 @@
 """What every test may use: a home of its own, and the default model."""
 
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,3 +62,13 @@ def byte_reference(byte_model: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(byte_model, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def fresh() -> Any:
+    """Random numbers of a new seed (torch.Generator); pytest shows the seed when the test fails."""
+    import torch
+
+    seed = secrets.randbits(32)
+    print(f"generator seed {seed}")
+    return torch.Generator().manual_seed(seed)

@@ -13,13 +13,13 @@ from test_decoder import run_in_steps, shuffled_sequences
 from tiny_models import save_model
 
 from localpaged import LLM, SamplingParams
-from localpaged.engine import build, step_input
+from localpaged.engine import build
 from localpaged.engine.decode_graphs import graph_sizes
 from localpaged.engine.device_build import choose_kv_format, model_geometry
 from localpaged.engine.device_runner import DeviceRunner
 from localpaged.engine.messages import Finished, Generate
 from localpaged.errors import SettingError
-from localpaged.kernels import dispatch
+from localpaged.kernels import attention_plan, dispatch
 from localpaged.kernels.paged_kv import KVFormat, PagedKV
 from localpaged.models.load import open_checkpoint
 from localpaged.models.weights import Placement
@@ -29,7 +29,7 @@ from localpaged.models.weights import Placement
 def triton_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "triton_on_cpu", True)
     # Prompts are short here, and shared all the same.
-    monkeypatch.setattr(step_input, "SHARE_MIN_KEYS", 8)
+    monkeypatch.setattr(attention_plan, "SHARE_MIN_KEYS", 8)
 
 
 def make_runner(folder: Path, format: KVFormat = KVFormat.FLOAT32, use_graphs: bool = True) -> DeviceRunner:

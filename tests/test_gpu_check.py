@@ -1,6 +1,6 @@
 """scripts/gpu_check.py without a GPU: its cases in Triton's interpreter, at small sizes, so that one call is enough."""
 
-import json
+import re
 import sys
 from pathlib import Path
 
@@ -67,11 +67,22 @@ def test_blocks_that_are_moved_come_back() -> None:
     assert gpu_models.transfers(3, layers=1)["from host"]["right"]
 
 
-def test_the_engine_of_random_weights_is_checked_by_name() -> None:
-    assert set(gpu_check.PARTS) == {
-        "kernels", "card", "decode", "sharing", "end_to_end", "prefill", "transfer", "engine"
-    }  # fmt: skip
-    assert json.dumps(gpu_check.GOALS)
+def test_the_help_names_every_part() -> None:
+    told = re.search(r"Parts: ([^.]*)\.", " ".join((gpu_check.__doc__ or "").split()))
+    assert told is not None
+    assert told[1].split(", ") == list(gpu_check.PARTS)
+    assert set(gpu_check.GOALS) <= set(gpu_check.PARTS)
+
+
+def test_an_engine_that_is_not_checked_is_told_and_one_that_is_wrong_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = gpu_check.Report()
+    monkeypatch.setattr(gpu_models, "engine_needs", lambda: "msgspec")
+    gpu_check.check_engine(report, quick=True)
+    assert [row["name"] for row in report.rows] == ["not run: msgspec"]
+    monkeypatch.setattr(gpu_models, "engine_needs", lambda: None)
+    monkeypatch.setattr(gpu_models, "engine", lambda: iter([("sound", True), ("odd", False)]))
+    gpu_check.check_engine(report, quick=True)
+    assert report.wrong == ["engine: odd"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without one")

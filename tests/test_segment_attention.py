@@ -8,14 +8,15 @@ import pytest
 import torch
 from tolerances import ATTENTION, TRITON
 
-from localpaged.engine.step_input import Geometry, HostStep, InputBuffer, group_rows
-from localpaged.kernels.attention_plan import AttentionPlan, plan_decode, plan_prefill
+from localpaged.engine.input_buffer import InputBuffer
+from localpaged.engine.step_input import HostStep, group_rows
+from localpaged.engine.step_plan import Geometry, plan_step
+from localpaged.kernels.attention_plan import plan_decode
 from localpaged.kernels.paged_attention import paged_attention_reference
 from localpaged.kernels.paged_kv import KVFormat, LayerKV, PagedKV
 from localpaged.kernels.planned_attention import planned_attention
 from localpaged.kernels.planned_batch import PlannedBatch
 from localpaged.kernels.store_qkv import dequantise_reference, quantise_reference
-from localpaged.kernels.tile_config import decode_config, prefill_config
 
 HALF_FORMATS = {torch.float16: KVFormat.FLOAT16, torch.bfloat16: KVFormat.BFLOAT16, torch.float32: KVFormat.FLOAT32}
 
@@ -80,47 +81,26 @@ def make(case: Case, num_blocks: int | None = None) -> tuple[torch.Tensor, Layer
 def plan(case: Case, tables: torch.Tensor, lens: list[int], sizes: list[int], window: int | None) -> PlannedBatch:
     """The batch, built as the engine builds it."""
     num_decode = len(lens) - len(case.chunks)
-    context = np.array(lens, dtype=np.int32)
-    ends = np.cumsum(sizes).astype(np.int32)
     starts, shared = [0], []
     for tokens, group in case.groups:
         starts.append(starts[-1] + len(group))
         shared.append(tokens // case.block_size)
-    shares = any(shared)
-    decode = decode_config(case.head_dim, case.heads // case.kv_heads, shares, 90, case.dtype.itemsize)
-    prefill = prefill_config(case.head_dim, case.heads // case.kv_heads, 90, case.dtype.itemsize)
-    repeats = case.heads // case.kv_heads
-    decode_plans: dict[int | None, AttentionPlan] = {}
-    prefill_plans: dict[int | None, AttentionPlan] = {}
-    if num_decode:
-        decode_plans[window] = plan_decode(
-            context[:num_decode],
-            np.array(starts, dtype=np.int32),
-            np.array(shared, dtype=np.int32),
-            block_size=case.block_size,
-            window=window,
-            rows_per_tile=decode.rows(repeats),
-            target_segments=4,
-            tile_keys=decode.block_n,
-            share_min_keys=case.share_min_keys,
-            split_min_keys=case.split_min_keys,
-        )
-    if case.chunks:
-        prefill_plans[window] = plan_prefill(
-            np.concatenate([[num_decode], ends[num_decode:]]).astype(np.int32),
-            context[num_decode:],
-            first_table=num_decode,
-            window=window,
-            rows_per_tile=prefill.rows(repeats),
-            target_segments=4,
-            tile_keys=prefill.block_n,
-            split_min_keys=case.split_min_keys,
-        )
+    planned = plan_step(
+        Geometry(case.heads, case.kv_heads, case.head_dim, (window,), case.block_size, case.dtype.itemsize, 90, 4),
+        np.array(lens, dtype=np.int32),
+        sizes[num_decode:],
+        np.array(starts, dtype=np.int32),
+        np.array(shared, dtype=np.int32),
+        case.share_min_keys,
+        case.split_min_keys,
+    )
     positions = np.concatenate(
         [np.arange(length - size, length) for length, size in zip(lens, sizes, strict=True)]
     ).astype(np.int32)
     none = np.zeros(len(positions), dtype=np.int32)
-    host = HostStep(none, none, positions, tables.numpy(), num_decode, decode_plans, prefill_plans, None, shares)
+    host = HostStep(
+        none, none, positions, tables.numpy(), num_decode, planned.decode, planned.prefill, None, planned.shares
+    )
     return InputBuffer(torch.device("cpu")).fill(host)[1]
 
 

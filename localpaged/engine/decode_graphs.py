@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localpaged.engine.step_input import Geometry, HostStep, InputBuffer
+from localpaged.engine.input_buffer import InputBuffer
+from localpaged.engine.step_input import HostStep
+from localpaged.engine.step_plan import Geometry
 from localpaged.kernels.planned_batch import PlannedBatch
 
 Compute = Callable[[Tensor, PlannedBatch], tuple[Tensor, Tensor]]

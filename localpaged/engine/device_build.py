@@ -24,7 +24,7 @@ from localpaged.engine.device_memory import (
 from localpaged.engine.device_runner import DeviceRunner
 from localpaged.engine.device_sampler import DeviceSampler
 from localpaged.engine.runner import try_step
-from localpaged.engine.step_input import Geometry
+from localpaged.engine.step_plan import Geometry
 from localpaged.errors import SettingError
 from localpaged.kernels import dispatch
 from localpaged.kernels.attention_plan import SPLIT_MIN_KEYS

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from localpaged.engine.decode_graphs import DecodeGraphs
 from localpaged.engine.host_blocks import HostBlocks, HostTransfers
+from localpaged.engine.input_buffer import InputBuffer
 from localpaged.engine.scheduler import Step
 from localpaged.engine.sequence import Sequence
-from localpaged.engine.step_input import Geometry, InputBuffer, StepBuilder
+from localpaged.engine.step_input import StepBuilder
+from localpaged.engine.step_plan import Geometry
 from localpaged.kernels.block_copy import copy_blocks
 from localpaged.kernels.paged_kv import PagedKV
 from localpaged.kernels.planned_batch import PlannedBatch

@@ -1,6 +1,6 @@
-"""Turns a step of the scheduler into one buffer for a GPU: tokens, slots, tables, and the attention's segments.
+"""Turns a step of the scheduler into the numbers that a GPU needs: tokens, slots, tables, and the attention's segments.
 
-Everything is built on the host in int32 and moved by one copy. While the device computes a step, the next one is
+Everything is int32, on the host; input_buffer.py moves it. While the device computes a step, the next one is
 prepared as if every candidate went on; what the scheduler changes about it (a block more, a copied one) is patched.
 """
 
@@ -9,52 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from localpaged.kernels.attention_plan import (
-    RANGE_FIELDS,
-    SEGMENT_FIELDS,
-    SHARE_MIN_KEYS,
-    AttentionPlan,
-    plan_decode,
-    plan_prefill,
-)
-from localpaged.kernels.planned_batch import PlannedBatch, PlanTensors
-from localpaged.kernels.tile_config import PROGRAMS_EACH, decode_config, prefill_config
+from localpaged.engine.step_plan import Geometry, Plans, plan_step
+from localpaged.kernels.attention_plan import RANGE_FIELDS, SEGMENT_FIELDS, AttentionPlan, Ints
 
 if TYPE_CHECKING:
     from localpaged.engine.scheduler import Step
     from localpaged.engine.sequence import Sequence
-
-Ints = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """What planning needs to know of a model and a card. windows: every window that a layer has, None for none."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    windows: tuple[int | None, ...]
-    block_size: int
-    element_bytes: int
-    capability: int
-    num_multiprocessors: int
-
-    @property
-    def repeats(self) -> int:
-        return self.num_heads // self.num_kv_heads
-
-    @property
-    def target_segments(self) -> int:
-        """Segments that keep the device busy; each has a program for every KV head."""
-        return -(-self.num_multiprocessors * PROGRAMS_EACH // self.num_kv_heads)
-
-    def decode_segments_at_most(self, num_rows: int) -> int:
-        return 2 * num_rows + self.target_segments
 
 
 @dataclass(slots=True)
@@ -66,8 +27,8 @@ class HostStep:
     positions: Ints
     tables: Ints
     num_decode: int
-    decode_plans: dict[int | None, AttentionPlan]
-    prefill_plans: dict[int | None, AttentionPlan]
+    decode_plans: Plans
+    prefill_plans: Plans
     last: Ints | None
     shares: bool
 
@@ -167,43 +128,21 @@ class StepBuilder:
             token_ids[begin : begin + len(tokens)] = tokens
             positions[begin : ends[row]] = np.arange(first, first + size)
         rows = np.repeat(np.arange(len(sequences)), sizes)
-        slots = tables[rows, positions // block_size] * block_size + positions % block_size
+        slots = (tables[rows, positions // block_size] * block_size + positions % block_size).astype(np.int32)
         num_decode = len(decodes)
         starts, shared = group_rows(decodes, lens[:num_decode], tables, block_size)
-        shares = bool((shared * block_size >= SHARE_MIN_KEYS).any())
-        decode_plans, prefill_plans = {}, {}
-        for window in geometry.windows:
-            if num_decode:
-                config = decode_config(
-                    geometry.head_dim, geometry.repeats, shares, geometry.capability, geometry.element_bytes
-                )
-                decode_plans[window] = plan_decode(
-                    lens[:num_decode],
-                    starts,
-                    shared,
-                    block_size=block_size,
-                    window=window,
-                    rows_per_tile=config.rows(geometry.repeats),
-                    target_segments=geometry.target_segments,
-                    tile_keys=config.block_n,
-                    share_min_keys=SHARE_MIN_KEYS,
-                )
-            if prefills:
-                config = prefill_config(
-                    geometry.head_dim, geometry.repeats, geometry.capability, geometry.element_bytes
-                )
-                prefill_plans[window] = plan_prefill(
-                    np.concatenate([ends[num_decode:] - sizes[num_decode:], ends[-1:]]).astype(np.int32),
-                    lens[num_decode:],
-                    first_table=num_decode,
-                    window=window,
-                    rows_per_tile=config.rows(geometry.repeats),
-                    target_segments=geometry.target_segments,
-                    tile_keys=config.block_n,
-                )
+        plan = plan_step(geometry, lens, sizes[num_decode:], starts, shared)
         last = (ends - 1).astype(np.int32) if prefills else None
         return HostStep(
-            token_ids, slots.astype(np.int32), positions, tables, num_decode, decode_plans, prefill_plans, last, shares
+            token_ids,
+            slots,
+            positions,
+            tables,
+            num_decode,
+            plan.decode,
+            plan.prefill,
+            last,
+            plan.shares,
         )
 
 
@@ -226,78 +165,3 @@ def group_rows(decodes: "Items[Sequence]", lens: Ints, tables: Ints, block_size:
 
 def _same(one: "list[Sequence]", other: "list[Sequence]") -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-
-
-class InputBuffer:
-    """The device's copy of a step, and two on the host, so that one can be filled while the other is being read."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._host: list[Tensor] = [torch.empty(0, dtype=torch.int32)] * 2
-        # When the device has read each of them.
-        self._read: list[torch.cuda.Event | None] = [None, None]
-        self._turn = 0
-
-    def fill(self, host: HostStep) -> tuple[Tensor, PlannedBatch, Tensor]:
-        """token_ids int32 [T] and the batch on the device, and the memory, flat int32, that they are views of."""
-        parts = _parts(host)
-        staged, places = self._stage(parts)
-        memory = torch.empty(len(staged), dtype=torch.int32, device=self.device)
-        self._move(staged, memory)
-        pieces = iter([memory[place : place + len(part)] for part, place in zip(parts, places, strict=True)])
-        token_ids, slots, positions, limits = (next(pieces) for _ in range(4))
-        tables = next(pieces).view(host.tables.shape)
-        decode, prefill = (
-            {
-                window: PlanTensors(
-                    next(pieces).view(-1, SEGMENT_FIELDS),
-                    next(pieces).view(-1, RANGE_FIELDS),
-                    plan.split,
-                    host.shares,
-                )
-                for window, plan in plans.items()
-            }
-            for plans in (host.decode_plans, host.prefill_plans)
-        )
-        last = None if host.last is None else next(pieces)
-        return token_ids, PlannedBatch(slots, positions, limits, tables, host.num_decode, decode, prefill, last), memory
-
-    def refill(self, host: HostStep, memory: Tensor) -> None:
-        """Put a step where an earlier one of the same sizes is."""
-        self._move(self._stage(_parts(host))[0], memory)
-
-    def _stage(self, parts: list[Ints]) -> tuple[Tensor, list[int]]:
-        """The parts one after the other in host memory, each where a kernel can load 16 bytes at once."""
-        places = [0]
-        for part in parts:
-            places.append(places[-1] + -(-len(part) // 4) * 4)
-        staged = self._staging(places.pop())
-        view = staged.numpy()
-        for part, place in zip(parts, places, strict=True):
-            view[place : place + len(part)] = part
-        return staged, places
-
-    def _move(self, staged: Tensor, memory: Tensor) -> None:
-        memory.copy_(staged, non_blocking=True)
-        if self.device.type == "cuda":
-            read = self._read[self._turn] = torch.cuda.Event()
-            read.record()
-
-    def _staging(self, size: int) -> Tensor:
-        self._turn ^= 1
-        read = self._read[self._turn]
-        if read is not None:
-            read.synchronize()
-        staged = self._host[self._turn]
-        if len(staged) < size:
-            pinned = self.device.type == "cuda"
-            staged = self._host[self._turn] = torch.empty(2 * size, dtype=torch.int32, pin_memory=pinned)
-        return staged[:size]
-
-
-def _parts(host: HostStep) -> list[Ints]:
-    parts = [host.token_ids, host.slots, host.positions, host.positions + 1, host.tables.ravel()]
-    for plans in (host.decode_plans, host.prefill_plans):
-        for plan in plans.values():
-            parts += [plan.segments.ravel(), plan.ranges.ravel()]
-    return parts if host.last is None else [*parts, host.last]
