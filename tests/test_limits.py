@@ -30,6 +30,24 @@ def test_a_body_that_is_too_large_is_a_413_in_the_path_s_own_shape(server: str, 
     assert httpx.post(f"{server}/v1/chat/completions", json=CHAT).status_code == 200
 
 
+def test_a_page_of_an_allowed_site_can_read_the_refusal(tmp_path: Path) -> None:
+    site = "https://app.example"
+    with serving(
+        tmp_path, ApiEngine(), limits=RequestLimits(max_body_bytes=10), allowed_origins=frozenset({site})
+    ) as server:
+        answer = httpx.post(f"{server}/v1/chat/completions", json=CHAT, headers={"Origin": site})
+    assert answer.status_code == 413
+    assert answer.headers["Access-Control-Allow-Origin"] == site
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_body_that_is_not_sent_as_json_is_told_how(server: str, path: str) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = httpx.post(f"{server}{path}", content=b'{"model": "x"}', headers=form)
+    assert answer.status_code == 400
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
 def test_a_body_without_a_length_is_counted_as_it_comes(server: str) -> None:
     pieces = (b"x" * 1000 for _ in range(6))
     answer = httpx.post(f"{server}/v1/chat/completions", content=pieces, headers={"Content-Type": "application/json"})

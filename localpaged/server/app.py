@@ -94,9 +94,9 @@ def create_app(
     app.add_exception_handler(LocalpagedError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     origins = sorted(settings.access.allowed_origins)
-    app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    # Within the guard: who may not come in is not counted.
+    # Within the guard, so that who may not come in is not counted; within CORS, so that pages can read the refusal.
     app.add_middleware(LimitsMiddleware, limits=settings.limits)
+    app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(
         SecurityMiddleware,
         access=settings.access,
@@ -144,4 +144,6 @@ async def _answer_validation_error(request: Request, error: Exception) -> JSONRe
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
     message = f"{where or 'body'}: {first['msg']}."
+    if not where and "json" not in request.headers.get("content-type", "json"):
+        message = "The body is not taken for JSON. Send it with the header Content-Type: application/json."
     return error_response(request.url.path, 400, "invalid_request", message, where or None)
