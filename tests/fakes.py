@@ -18,6 +18,7 @@ from localpaged.engine.messages import (
 )
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import ModelError
+from localpaged.models.tool_prompt import with_tools_as_text
 
 START, END, PAIR = 256, 257, 258
 
@@ -26,6 +27,7 @@ class FakeTokenizer:
     """Bytes, two marks, and one merge ("ab"), so that an answer can be written in an unusual way."""
 
     eos_token_ids = {END}
+    tags_tool_calls = True
 
     def __init__(self, strips: bool = False) -> None:
         self.strips = strips  # whether the template trims answers, as many do
@@ -51,7 +53,10 @@ class FakeTokenizer:
         pieces = [names[token_id] if token_id in names else bytes([token_id]) for token_id in ids]
         return b"".join(pieces).decode(errors="replace")
 
-    def render_chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, tools: list[Any] | None = None
+    ) -> str:
+        messages = with_tools_as_text(messages, tools)
         turns = "".join(
             f"<|im_start|>{message['role']}\n"
             f"{message['content'].strip() if self.strips else message['content']}<|im_end|>\n"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from localpaged.engine.client import EngineClient
 from localpaged.errors import ModelError, ModelNotFoundError
@@ -39,10 +40,13 @@ class ServedModel:
     async def tokenizer(self) -> ChatTokenizer:
         return await asyncio.to_thread(self._tokenizer_provider)
 
-    async def chat_prompt(self, messages: list[dict[str, str]], begun: str = "") -> list[int]:
+    async def chat_prompt(
+        self, messages: list[dict[str, Any]], begun: str = "", tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
         """The token ids of a conversation up to its next answer, of which begun is already written.
 
-        Raises InvalidRequestError when the model's template refuses the messages.
+        tools: what may be called, as chat templates take it. Raises InvalidRequestError when the model's template
+        refuses the messages.
         """
         tokenizer = await self.tokenizer()
-        return await asyncio.to_thread(tokenizer.encode, tokenizer.render_chat(messages) + begun)
+        return await asyncio.to_thread(tokenizer.encode, tokenizer.render_chat(messages, tools=tools) + begun)
