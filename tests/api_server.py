@@ -16,7 +16,7 @@ from localpaged.engine.config import EngineConfig
 from localpaged.engine.messages import Delta, Event, Finished
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import load_tokenizer
-from localpaged.server import anthropic_api, ollama_api, openai_api
+from localpaged.server import anthropic_api, embeddings_api, ollama_api, openai_api
 from localpaged.server.app import AppSettings, create_app
 from localpaged.server.limits import RequestLimits
 from localpaged.server.security import Access
@@ -49,7 +49,7 @@ class ApiEngine(FakeEngine):
         self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **leases: Any
     ) -> AsyncIterator[Event]:
         self.goes_on.append(leases.get("goes_on", False))
-        return self._stopping(super().generate(prompt_token_ids, params, request_id), params)
+        return self._stopping(super().generate(prompt_token_ids, params, request_id, **leases), params)
 
     async def _stopping(self, events: AsyncIterator[Event], params: SamplingParams) -> AsyncIterator[Event]:
         stopped = False
@@ -79,7 +79,7 @@ def serving(
 ) -> Iterator[str]:
     """The application with its APIs; yields its address. tokenizer: the engine's, where it is no scripted one."""
     tokenizer = tokenizer or engine.tokenizer
-    apis = [openai_api, ollama_api, anthropic_api]
+    apis = [openai_api, embeddings_api, ollama_api, anthropic_api]
     routers = [api.router(engine, lambda: tokenizer, served_names) for api in apis]
     settings = AppSettings(Access(**access), limits or RequestLimits())
     app = create_app(engine, Store(folder / "chats.db"), lambda: tokenizer, settings, routers=routers)

@@ -143,9 +143,19 @@ class FakeEngine(EngineClient):
         return self.info
 
     def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **leases: Any
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **more: Any
     ) -> AsyncIterator[Event]:
+        if more.get("embeds"):
+            return self._embed(prompt_token_ids, request_id or "request")
         return self._generate(prompt_token_ids, params, request_id or "request")
+
+    async def _embed(self, prompt: list[int], request_id: str) -> AsyncIterator[Event]:
+        """The prompt's length and its first token, not of length 1."""
+        n = len(prompt)
+        yield Admitted(request_id=request_id, num_prompt_tokens=n, num_cached_tokens=0)
+        values = [float(n), float(prompt[0]), 0.0]
+        yield Prefilled(request_id=request_id, num_computed_tokens=n, num_prompt_tokens=n, embedding=values)
+        yield Finished(request_id=request_id, num_prompt_tokens=n, num_cached_tokens=0, num_generated_tokens=0)
 
     async def _generate(self, prompt: list[int], params: SamplingParams, request_id: str) -> AsyncIterator[Event]:
         if self.state == "dead":

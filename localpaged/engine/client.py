@@ -122,6 +122,7 @@ class EngineClient:
         conversation: str | None = None,
         lease_ids: list[str] | None = None,
         goes_on: bool = False,
+        embeds: bool = False,
     ) -> AsyncIterator[Event]:
         """Submit one request and yield its events until Finished or Failed; what is not said here is as in Generate.
 
@@ -147,6 +148,7 @@ class EngineClient:
                     conversation=conversation,
                     lease_ids=lease_ids or [],
                     goes_on=goes_on,
+                    embeds=embeds,
                 )
             )
             while not ended:

@@ -25,7 +25,7 @@ class Generate(msgspec.Struct, tag=True, kw_only=True):
 
     conversation: whose leases the prompt may start from. lease_ids: one for each candidate, under which its blocks
     are kept when it ends; empty to keep nothing. goes_on: the answer goes on in the middle of the prompt's text, where
-    how a token reads depends on those before it.
+    how a token reads depends on those before it. embeds: no answer, but the mean of the prompt's last hidden states.
     """
 
     request_id: str
@@ -34,6 +34,7 @@ class Generate(msgspec.Struct, tag=True, kw_only=True):
     conversation: str | None = None
     lease_ids: list[str] = []
     goes_on: bool = False
+    embeds: bool = False
 
 
 class Cancel(msgspec.Struct, tag=True):
@@ -147,12 +148,13 @@ class Admitted(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Prefilled(msgspec.Struct, tag=True, kw_only=True):
-    """So many of the prompt's tokens have their KV."""
+    """So many of the prompt's tokens have their KV. embedding: of the whole prompt, where it was asked for."""
 
     request_id: str
     num_computed_tokens: int
     num_prompt_tokens: int
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    embedding: list[float] | None = None
 
 
 class Delta(msgspec.Struct, tag=True, kw_only=True):

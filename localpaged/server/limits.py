@@ -12,7 +12,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localpaged.server.error_response import error_response
 
-ANSWER_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"})
+ANSWER_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/api/chat",
+        "/api/generate",
+    }
+)
 RETRY_AFTER_S = 5
 
 

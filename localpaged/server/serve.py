@@ -26,7 +26,7 @@ from localpaged.home import home
 from localpaged.models.chat_tokenizer import ChatTokenizer, load_tokenizer
 from localpaged.models.gguf_header import read_header
 from localpaged.models.locate import LocatedModel, locate_model
-from localpaged.server import anthropic_api, metrics, ollama_api, openai_api
+from localpaged.server import anthropic_api, embeddings_api, metrics, ollama_api, openai_api
 from localpaged.server.app import AppSettings, Page, create_app
 from localpaged.server.limits import RequestLimits
 from localpaged.server.security import Access, check_bind
@@ -83,7 +83,7 @@ def build_app(
 
     # Loaded beside the engine, so that the first message does not wait for it.
     threading.Thread(target=tokenizer, daemon=True).start()
-    apis = [openai_api, ollama_api, anthropic_api]
+    apis = [openai_api, embeddings_api, ollama_api, anthropic_api]
     routers = [api.router(engine, tokenizer, settings.served_model_name) for api in apis]
     routers.append(metrics.router(engine))
     limits = RequestLimits(settings.max_request_bytes or 0, settings.request_timeout, settings.max_requests)
