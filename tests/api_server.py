@@ -81,7 +81,7 @@ def serving(
     tokenizer = tokenizer or engine.tokenizer
     apis = [openai_api, embeddings_api, ollama_api, anthropic_api]
     routers = [api.router(engine, lambda: tokenizer, served_names) for api in apis]
-    settings = AppSettings(Access(**access), limits or RequestLimits())
+    settings = AppSettings(Access(**access), limits or RequestLimits(), served_names=tuple(served_names or []))
     app = create_app(engine, Store(folder / "chats.db"), lambda: tokenizer, settings, routers=routers)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)

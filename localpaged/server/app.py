@@ -22,7 +22,7 @@ from localpaged.errors import (
     ModelNotFoundError,
     StoreError,
 )
-from localpaged.server import chat_api, kv_api, login
+from localpaged.server import chat_api, kv_api, login, responses_api
 from localpaged.server.error_response import error_response
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
@@ -59,6 +59,7 @@ class AppSettings:
     access: Access = field(default_factory=Access)
     limits: RequestLimits = field(default_factory=RequestLimits)
     is_default_model: bool = False
+    served_names: tuple[str, ...] = ()
 
 
 def create_app(
@@ -116,6 +117,7 @@ def create_app(
     app.include_router(login.router(settings.access))
     app.include_router(chat_api.router(engine, store, jobs, tokenizer_provider, settings.is_default_model))
     app.include_router(kv_api.router(engine, store))
+    app.include_router(responses_api.router(engine, store, jobs, tokenizer_provider, list(settings.served_names)))
     for router in routers:
         app.include_router(router)
     if page is not None:

@@ -96,15 +96,25 @@ class Candidate:
 class Job:
     """The answers to one user message, being written; goes_on: the only one had begun before.
 
+    system_prompt: in place of the conversation's, unless None.
+
     phase: "queued", "loading" (the model), "prefill", "decoding", "done". The log only grows; an
     event's id is its place in it.
     """
 
-    def __init__(self, job_id: str, user: Message, candidates: list[Message], goes_on: bool = False) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        user: Message,
+        candidates: list[Message],
+        goes_on: bool = False,
+        system_prompt: str | None = None,
+    ) -> None:
         self.id = job_id
         self.user = user
         self.candidates = [Candidate(message, index) for index, message in enumerate(candidates)]
         self.goes_on = goes_on
+        self.system_prompt = system_prompt
         self.log: list[JobEvent] = []
         self.phase = "queued"
         self.prefill: JobEvent = {"computed": 0, "total": 0, "cached": 0}

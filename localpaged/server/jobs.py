@@ -72,13 +72,13 @@ class JobManager:
             user = await self._store.do(self._chats.add_user_message, conversation_id, parent, text)
             conversation = await self._store.do(self._chats.get, conversation_id)
             if not conversation.title:
-                await self._store.do(self._chats.update, conversation_id, title=_title_of(text))
+                await self._store.do(self._chats.update, conversation_id, title=title_of(text))
             return user
 
         return await self._start(conversation_id, self._add_candidates(add, params), params)
 
-    async def regenerate(self, user_message_id: int, params: SamplingParams) -> Job:
-        """Start further answers to a user message, beside those it has."""
+    async def regenerate(self, user_message_id: int, params: SamplingParams, system_prompt: str | None = None) -> Job:
+        """Start further answers to a user message, beside those it has. system_prompt: None is the conversation's."""
         user = await self._store.do(self._chats.message, user_message_id)
         if user.role != "user":
             raise InvalidRequestError("Only the answers to a user message can be regenerated.", "message")
@@ -86,7 +86,8 @@ class JobManager:
         async def same() -> Message:
             return user
 
-        return await self._start(user.conversation, self._add_candidates(same, params), params)
+        made = self._add_candidates(same, params)
+        return await self._start(user.conversation, made, params, system_prompt=system_prompt)
 
     async def continue_answer(self, message_id: int, params: SamplingParams) -> Job:
         """Write on where an answer was cut off or stopped; nothing that it has is computed again."""
@@ -161,6 +162,7 @@ class JobManager:
         messages: Coroutine[Any, Any, tuple[Message, list[Message]]],
         params: SamplingParams,
         goes_on: bool = False,
+        system_prompt: str | None = None,
     ) -> Job:
         """Run a job on what `messages` makes: the user message and the answers to write."""
         if conversation_id in self._running:
@@ -172,7 +174,7 @@ class JobManager:
         except BaseException:
             del self._running[conversation_id]
             raise
-        job = Job(uuid.uuid4().hex[:16], user, candidates, goes_on)
+        job = Job(uuid.uuid4().hex[:16], user, candidates, goes_on, system_prompt)
         self._jobs[job.id] = job
         self._running[conversation_id] = job
         self._tasks[job.id] = asyncio.create_task(self._run(job, params))
@@ -211,7 +213,8 @@ class JobManager:
         tokenizer = await asyncio.to_thread(self._tokenizer_provider)
         conversation = await self._store.do(self._chats.get, job.conversation_id)
         path = await self._store.do(self._chats.path_to, job.user.id)
-        prompt = await asyncio.to_thread(build_prompt, tokenizer, conversation.system_prompt, path)
+        system_prompt = conversation.system_prompt if job.system_prompt is None else job.system_prompt
+        prompt = await asyncio.to_thread(build_prompt, tokenizer, system_prompt, path)
         record_span(path[-1], path[:-1], prompt)
         await self._store.do(self._chats.save_messages, [path[-1]])
         token_ids = prompt.token_ids + (job.candidates[0].message.token_ids if job.goes_on else [])
@@ -314,7 +317,7 @@ def lease_id_of(message_id: int) -> str:
     return str(message_id)
 
 
-def _title_of(text: str) -> str:
+def title_of(text: str) -> str:
     line = " ".join(text.split())
     if len(line) <= 60:
         return line
@@ -326,7 +329,7 @@ def _sampling_of(params: SamplingParams) -> dict[str, Any]:
     shown = {"n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"}
     defaults = SamplingParams()
     return {
-        name: getattr(params, name)
+        name: msgspec.to_builtins(getattr(params, name), str_keys=True)
         for name in params.__struct_fields__
         if name in shown or getattr(params, name) != getattr(defaults, name)
     }

@@ -87,7 +87,14 @@ def build_app(
     routers = [api.router(engine, tokenizer, settings.served_model_name) for api in apis]
     routers.append(metrics.router(engine))
     limits = RequestLimits(settings.max_request_bytes or 0, settings.request_timeout, settings.max_requests)
-    return create_app(engine, store, tokenizer, AppSettings(access, limits, model.embedded), page, routers)
+    return create_app(
+        engine,
+        store,
+        tokenizer,
+        AppSettings(access, limits, model.embedded, tuple(settings.served_model_name)),
+        page,
+        routers,
+    )
 
 
 def lock_home(folder: Path, port: int) -> IO[str]:

@@ -145,13 +145,19 @@ class Conversations:
 
     def add_user_message(self, conversation_id: int, parent: int | None, text: str) -> Message:
         """Add a user message under an answer, or as a root, and show it."""
+        return self.add_turns(conversation_id, parent, [("user", text)])
+
+    def add_turns(self, conversation_id: int, parent: int | None, turns: list[tuple[Role, str]]) -> Message:
+        """Add (role, text) messages, each under the one before, the first under parent; show and return the last."""
         self.get(conversation_id)
         if parent is not None and self.message(parent).conversation != conversation_id:
             raise InvalidRequestError(f"Message {parent} is not part of conversation {conversation_id}.", "parent")
         with self._db.transaction() as connection:
-            message_id = _insert(connection, conversation_id, parent, "user", text, "complete")
-            _show(connection, message_id)
-        return self.message(message_id)
+            for role, text in turns:
+                parent = _insert(connection, conversation_id, parent, role, text, "complete")
+                _show(connection, parent)
+        assert parent is not None
+        return self.message(parent)
 
     def add_candidates(self, parent: int, count: int, model: str | None, sampling: dict[str, Any]) -> list[Message]:
         """Add running, empty answers under a user message.
