@@ -65,6 +65,7 @@ def serve(
     max_request_bytes: Annotated[str | None, typer.Option(help="Largest body of a request (32M).")] = None,
     request_timeout: Annotated[float | None, typer.Option(help="Seconds between two pieces of a body (30).")] = None,
     max_requests: Annotated[int | None, typer.Option(help="API requests at once, waiting ones too (256).")] = None,
+    stop_timeout: Annotated[float | None, typer.Option(help="Seconds to finish in at the end (8).")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File that holds the key.")] = None,
     allowed_host: Annotated[list[str] | None, typer.Option(help="Further host names to answer to.")] = None,
     allowed_origin: Annotated[list[str] | None, typer.Option(help="Other sites whose pages may call the API.")] = None,
@@ -81,6 +82,7 @@ def serve(
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxBatched = None,
     enable_prefix_caching: Prefix = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
     debug: Annotated[bool | None, typer.Option("--debug", help="Audit the block pool when idle.")] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the browser when it is ready.")] = False,
 ) -> None:

@@ -5,7 +5,7 @@ Engine settings have vLLM's names. docs/settings.md is generated from this file.
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
@@ -54,6 +54,9 @@ class Settings(BaseSettings):
     max_requests: int = Field(
         256, ge=1, description="API requests for answers at once, waiting ones too; more get 429."
     )
+    stop_timeout: float = Field(
+        8, ge=0, description="Seconds that running answers have at the end of the server; then they are parked."
+    )
     device: str = Field("auto", description="auto (a CUDA card where there is one), cpu or cuda.")
     dtype: str = Field(
         "auto",
@@ -75,6 +78,9 @@ class Settings(BaseSettings):
     enable_prefix_caching: bool = Field(True, description="Keep and reuse computed prefixes.")
     kv_disk_space: Size = Field(
         10 << 30, description="Disk for KV of conversations between turns and runs, such as 10G; 0 keeps none."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="What goes to the terminal and to logs/ in LOCALPAGED_HOME; requests at info."
     )
     debug: bool = Field(False, description="Audit the block pool whenever the engine is idle.")
 
@@ -105,7 +111,7 @@ class Settings(BaseSettings):
     def engine_config(self, path: Path, name: str, keeps_kv: bool = False) -> EngineConfig:
         """What the engine is started with, for the model at path. Raises SettingError.
 
-        keeps_kv: keep the KV of conversations on disk; one process at a time may.
+        keeps_kv: keep the KV of conversations, and a log, on disk; one process at a time may.
         """
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise SettingError(
@@ -128,6 +134,8 @@ class Settings(BaseSettings):
             kv_disk_space=self.kv_disk_space or 0,
             swap_space=self.swap_space,
             check_when_idle=self.debug,
+            log_folder=str(home() / "logs") if keeps_kv else None,
+            log_level=self.log_level,
         )
 
 

@@ -26,7 +26,8 @@ from localpaged.server import chat_api, kv_api, login, responses_api
 from localpaged.server.error_response import error_response
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
-from localpaged.server.limits import LimitsMiddleware, RequestLimits
+from localpaged.server.limits import Gate, LimitsMiddleware, RequestLimits
+from localpaged.server.request_log import RequestLogMiddleware
 from localpaged.server.security import Access, SecurityMiddleware
 from localpaged.store.message import NotFoundError
 from localpaged.store.store import Store
@@ -73,7 +74,7 @@ def create_app(
     """The application. It starts the engine when it starts; at its end it stops it and closes the store.
 
     page is localpaged.ui.page.page(); without it there is the API alone. routers come
-    before it, since the page answers for every other path. app.state.jobs is the JobManager.
+    before it, since the page answers for every other path. app.state.jobs is the JobManager, app.state.gate the Gate.
     """
     settings = settings or AppSettings()
     jobs = JobManager(engine, store, tokenizer_provider)
@@ -92,11 +93,12 @@ def create_app(
 
     app = FastAPI(title="localpaged", version=__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
     app.state.jobs = jobs
+    app.state.gate = Gate()
     app.add_exception_handler(LocalpagedError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     origins = sorted(settings.access.allowed_origins)
     # Within the guard, so that who may not come in is not counted; within CORS, so that pages can read the refusal.
-    app.add_middleware(LimitsMiddleware, limits=settings.limits)
+    app.add_middleware(LimitsMiddleware, limits=settings.limits, gate=app.state.gate)
     app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(
         SecurityMiddleware,
@@ -104,6 +106,7 @@ def create_app(
         page_head=page.head if page else "",
         page_body=page.body if page else "",
     )
+    app.add_middleware(RequestLogMiddleware)
 
     @app.get("/health")
     async def health() -> JSONResponse:

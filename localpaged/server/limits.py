@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localpaged.server.error_response import error_response
@@ -38,32 +39,43 @@ class RequestLimits:
     max_requests: int = 256
 
 
-class LimitsMiddleware:
-    """Answers 413, 408 and 429 itself; other requests pass."""
+class Gate:
+    """num_requests: for answers of the APIs, running and waiting. stopping: nothing that begins is let in."""
 
-    def __init__(self, app: ASGIApp, limits: RequestLimits) -> None:
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.stopping = False
+
+
+class LimitsMiddleware:
+    """Answers 413, 408, 429 and, while the server stops, 503 itself; other requests pass."""
+
+    def __init__(self, app: ASGIApp, limits: RequestLimits, gate: Gate) -> None:
         self.app = app
         self.limits = limits
-        self.num_requests = 0
+        self.gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if scope["method"] != "POST" or scope["path"] not in ANSWER_PATHS:
+        gate, path = self.gate, scope["path"]
+        if gate.stopping and scope["method"] not in ("GET", "HEAD", "OPTIONS") and not path.endswith("/stop"):
+            told = "The server is stopping. Send it again when it is back."
+            await _come_back(error_response(path, 503, "stopping", told))(scope, receive, send)
+            return
+        if scope["method"] != "POST" or path not in ANSWER_PATHS:
             await self._within_size(scope, receive, send)
             return
-        if self.num_requests >= self.limits.max_requests:
-            message = f"The server is busy with {self.num_requests} requests. Try again in {RETRY_AFTER_S} seconds."
-            busy = error_response(scope["path"], 429, "overloaded", message)
-            busy.headers["Retry-After"] = str(RETRY_AFTER_S)
-            await busy(scope, receive, send)
+        if gate.num_requests >= self.limits.max_requests:
+            told = f"The server is busy with {gate.num_requests} requests. Try again in {RETRY_AFTER_S} seconds."
+            await _come_back(error_response(path, 429, "overloaded", told))(scope, receive, send)
             return
-        self.num_requests += 1
+        gate.num_requests += 1
         try:
             await self._within_size(scope, receive, send)
         finally:
-            self.num_requests -= 1
+            gate.num_requests -= 1
 
     async def _within_size(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body first: frameworks take what a body's reading raises for a body that is wrong."""
@@ -101,3 +113,8 @@ class LimitsMiddleware:
             return whole
 
         await self.app(scope, receive_again, send)
+
+
+def _come_back(response: Response) -> Response:
+    response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response

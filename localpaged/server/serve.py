@@ -3,19 +3,17 @@
 import asyncio
 import errno
 import fcntl
-import logging
 import os
 import signal
 import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import IO
 
-import uvicorn
 from fastapi import FastAPI
 
 from localpaged.config import Settings
@@ -23,16 +21,16 @@ from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import ModelInfo
 from localpaged.errors import ModelError, SettingError
 from localpaged.home import home
+from localpaged.log import log_to
 from localpaged.models.chat_tokenizer import ChatTokenizer, load_tokenizer
 from localpaged.models.gguf_header import read_header
 from localpaged.models.locate import LocatedModel, locate_model
 from localpaged.server import anthropic_api, embeddings_api, metrics, ollama_api, openai_api
 from localpaged.server.app import AppSettings, Page, create_app
+from localpaged.server.graceful_server import GracefulServer
 from localpaged.server.limits import RequestLimits
 from localpaged.server.security import Access, check_bind
 from localpaged.store.store import Store
-
-STOP_TIMEOUT_S = 5
 
 
 def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = False) -> None:
@@ -42,9 +40,8 @@ def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = Fal
     model = locate_model(settings.model)
     check_model(model.path)
     listener = listen(settings.host, settings.port)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     home().mkdir(parents=True, exist_ok=True)
+    log_to(home() / "logs", "server", settings.log_level)
     lock = lock_home(home(), listener.getsockname()[1])
     store = Store(home() / "chats.db")
     access = Access(settings.host, key, frozenset(settings.allowed_host), frozenset(settings.allowed_origin))
@@ -56,10 +53,8 @@ def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = Fal
     try:
         app = build_app(settings, model, store, access, engine, page())
         address = f"http://{_shown_host(settings.host)}:{listener.getsockname()[1]}"
-        config = uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=STOP_TIMEOUT_S, server_header=False, ws="none"
-        )
-        _Server(config, lambda: _announce(address, engine, model, open_browser)).run(sockets=[listener])
+        server = GracefulServer(app, lambda: _announce(address, engine, model, open_browser), settings.stop_timeout)
+        server.run(sockets=[listener])
     finally:
         engine.kill()
         lock.close()
@@ -139,26 +134,6 @@ def listen(host: str, port: int) -> socket.socket:
             ) from error
         raise SettingError(f"Cannot listen on {host}:{port}: {error.strerror}. Check --host and --port.") from error
     return listener
-
-
-class _Server(uvicorn.Server):
-    """A server that says where it is once it listens, and ends when the model cannot be loaded."""
-
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(config)
-        self._announce = announce
-        self._announcing: asyncio.Task[None] | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._announcing = asyncio.create_task(self._tell())
-
-    async def _tell(self) -> None:
-        try:
-            await self._announce()
-        except ModelError:
-            self.should_exit = True
 
 
 async def _announce(address: str, engine: EngineClient, model: LocatedModel, open_browser: bool) -> None:
