@@ -1,7 +1,7 @@
 """A real server process on the scripted engine, for looking at the page: python tests/serve_fake.py PORT FOLDER.
 
-Environment: FAKE_TOKEN_S (pace), FAKE_LOAD_S, FAKE_LOAD_ERROR, FAKE_API_KEY, FAKE_STOP_TIMEOUT_S, FAKE_PAGE (0: the API alone,
-which starts sooner).
+Environment: FAKE_TOKEN_S (pace), FAKE_LOAD_S, FAKE_LOAD_ERROR, FAKE_API_KEY, FAKE_STOP_TIMEOUT_S,
+FAKE_PAGE (0: the API alone, which starts sooner).
 """
 
 import os
