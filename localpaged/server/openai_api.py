@@ -16,17 +16,16 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, PositionLogprobs, TokenLogprob
+from localpaged.engine.prompt import Prompt
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import ChatTokenizer
+from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.generation import CLIENT_CLOSED, as_error, merge, taken, while_connected
 from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody
-from localpaged.server.reasoning import ReasoningSplitter, begins_within
-from localpaged.server.served_model import ServedModel
+from localpaged.server.reasoning import ReasoningSplitter
+from localpaged.server.served_model import ServedModel, TokenNames
 
-# Tokens that tell how a prompt ends.
-PROMPT_END = 8
 FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "error": "stop"}
 
 
@@ -42,28 +41,35 @@ class Choice:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of all prompts and choices; a prompt counts once, however many choices it has."""
+    """Tokens of all prompts and choices; a prompt counts once, however many choices it has. None: not known."""
 
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
+    prompt: int | None = 0
+    cached: int | None = 0
+    completion: int | None = 0
 
     def add(self, event: Finished) -> None:
-        self.prompt += event.num_prompt_tokens
-        self.cached += event.num_cached_tokens
-        self.completion += event.num_generated_tokens
+        self.prompt = plus(self.prompt, event.num_prompt_tokens)
+        self.cached = plus(self.cached, event.num_cached_tokens)
+        self.completion = plus(self.completion, event.num_generated_tokens)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any] | None:
+        """None when a remote engine did not tell the tokens."""
+        if self.prompt is None or self.completion is None:
+            return None
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": None if self.cached is None else {"cached_tokens": self.cached},
         }
 
 
+def plus(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
 def router(
-    engine: EngineClient, tokenizer_provider: Callable[[], ChatTokenizer], served_names: list[str] | None = None
+    engine: EngineHandle, tokenizer_provider: Callable[[], ChatTokenizer] | None, served_names: list[str] | None = None
 ) -> APIRouter:
     """The routes. served_names: what the model is called besides its own name."""
     routes = APIRouter(tags=["openai"])
@@ -91,17 +97,15 @@ def router(
         model = await served.named(body.model)
         params = body.params()
         prompt = await served.chat_prompt([message.as_template_message() for message in body.messages])
-        tokenizer = await served.tokenizer()
-        shape = ChatShape(model, tokenizer, begins_within(tokenizer.decode(prompt[-PROMPT_END:])))
+        shape = ChatShape(model, await served.token_names(), await served.begins_within(prompt))
         return await answer(engine, request, body, params, [prompt], shape)
 
     @routes.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
         model = await served.named(body.model)
         params = body.params()
-        tokenizer = await served.tokenizer()
-        prompts = [tokenizer.encode_plain(p) if isinstance(p, str) else p for p in body.prompts()]
-        return await answer(engine, request, body, params, prompts, CompletionShape(model, tokenizer))
+        prompts = [await served.plain_prompt(prompt) for prompt in body.prompts()]
+        return await answer(engine, request, body, params, prompts, CompletionShape(model, await served.token_names()))
 
     return routes
 
@@ -114,7 +118,7 @@ class ChatShape:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, model: str, tokenizer: ChatTokenizer, thinks: bool = False) -> None:
+    def __init__(self, model: str, tokenizer: TokenNames, thinks: bool = False) -> None:
         """thinks: answers begin within what the model thinks."""
         self.model = model
         self.tokenizer = tokenizer
@@ -181,7 +185,7 @@ class CompletionShape:
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, model: str, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, model: str, tokenizer: TokenNames) -> None:
         self.model = model
         self.tokenizer = tokenizer
 
@@ -230,11 +234,11 @@ Shape = ChatShape | CompletionShape
 
 
 async def answer(
-    engine: EngineClient,
+    engine: EngineHandle,
     request: Request,
     body: SamplingBody,
     params: SamplingParams,
-    prompts: list[list[int]],
+    prompts: list[Prompt],
     shape: Shape,
 ) -> Response:
     """Run the prompts side by side and answer at once or as a stream; choice p * n + i is prompt p's i."""
