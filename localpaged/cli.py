@@ -58,7 +58,14 @@ def top(
     epilog="Example: localpaged serve --open   Example: localpaged serve --model owner/name --kv-cache-memory 8G"
 )
 def serve(
-    model: Model = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Path, or a name of `localpaged list`; or the remote's model.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="local, or openai: another server's model (--base-url).")] = None,
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server, such as http://host:8000/v1.")] = None,
+    remote_api_key: Annotated[str | None, typer.Option(help="Key for that server.")] = None,
+    remote_api_key_file: Annotated[Path | None, typer.Option(help="File that holds that key.")] = None,
+    remote_timeout: Annotated[float | None, typer.Option(help="Seconds that server may be silent (300).")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1); others need a key.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (7860); 0 takes a free one.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Key that clients must send.")] = None,

@@ -165,7 +165,7 @@ class LLM:
             if isinstance(event, Failed):
                 raise _as_error(event)
             if isinstance(event, Admitted):
-                output.num_cached_tokens = event.num_cached_tokens
+                output.num_cached_tokens = event.num_cached_tokens or 0
             elif isinstance(event, Prefilled) and event.prompt_logprobs is not None:
                 output.prompt_logprobs = event.prompt_logprobs
             elif isinstance(event, Delta):

@@ -140,11 +140,14 @@ class StartFailed(msgspec.Struct, tag=True):
 
 
 class Admitted(msgspec.Struct, tag=True, kw_only=True):
-    """The scheduler has taken the request. num_cached_tokens of the prompt need no computing."""
+    """The scheduler has taken the request. num_cached_tokens of the prompt need no computing.
+
+    Here and in Finished: a remote engine leaves out (None) what it is not told.
+    """
 
     request_id: str
-    num_prompt_tokens: int
-    num_cached_tokens: int
+    num_prompt_tokens: int | None
+    num_cached_tokens: int | None
 
 
 class Prefilled(msgspec.Struct, tag=True, kw_only=True):
@@ -162,6 +165,7 @@ class Delta(msgspec.Struct, tag=True, kw_only=True):
 
     finish_reason: "stop", "length", "cancelled" or "error". Text may lag behind token ids while it could
     still turn into a stop string or half a character; the last Delta of a candidate carries the rest.
+    num_tokens: of the candidate so far, from an engine that tells their number and not their ids.
     """
 
     request_id: str
@@ -174,15 +178,16 @@ class Delta(msgspec.Struct, tag=True, kw_only=True):
     num_own_blocks: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    num_tokens: int | None = None
 
 
 class Finished(msgspec.Struct, tag=True, kw_only=True):
     """Every candidate has ended and every block that no cache keeps is free."""
 
     request_id: str
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_generated_tokens: int
+    num_prompt_tokens: int | None
+    num_cached_tokens: int | None
+    num_generated_tokens: int | None
 
 
 class Failed(msgspec.Struct, tag=True, kw_only=True):

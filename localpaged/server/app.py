@@ -16,17 +16,23 @@ from localpaged import __version__
 from localpaged.engine.client import EngineClient
 from localpaged.errors import (
     EngineDeadError,
+    FeatureAbsentError,
     InvalidRequestError,
     LocalpagedError,
     ModelError,
     ModelNotFoundError,
+    RemoteAwayError,
+    RemoteBusyError,
+    RemoteError,
     StoreError,
 )
-from localpaged.server import chat_api, kv_api, login, responses_api
+from localpaged.server import chat_api, kv_api, login, no_kv_api, responses_api
+from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.error_response import error_response
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
 from localpaged.server.limits import Gate, LimitsMiddleware, RequestLimits
+from localpaged.server.remote_engine import RemoteEngine
 from localpaged.server.request_log import RequestLogMiddleware
 from localpaged.server.security import Access, SecurityMiddleware
 from localpaged.store.message import NotFoundError
@@ -35,11 +41,15 @@ from localpaged.store.store import Store
 STATUSES: list[tuple[type[LocalpagedError], int]] = [
     (NotFoundError, 404),
     (ModelNotFoundError, 404),
+    (FeatureAbsentError, 404),
     (ConversationBusyError, 409),
     (InvalidRequestError, 400),
     (StoreError, 503),
     (EngineDeadError, 503),
     (ModelError, 503),
+    (RemoteAwayError, 503),
+    (RemoteBusyError, 429),
+    (RemoteError, 502),
 ]
 
 
@@ -64,9 +74,9 @@ class AppSettings:
 
 
 def create_app(
-    engine: EngineClient,
+    engine: EngineHandle,
     store: Store,
-    tokenizer_provider: Callable[[], Tokenizer],
+    tokenizer_provider: Callable[[], Tokenizer] | None,
     settings: AppSettings | None = None,
     page: Page | None = None,
     routers: Sequence[APIRouter] = (),
@@ -75,6 +85,7 @@ def create_app(
 
     page is localpaged.ui.page.page(); without it there is the API alone. routers come
     before it, since the page answers for every other path. app.state.jobs is the JobManager, app.state.gate the Gate.
+    tokenizer_provider: None where another server answers.
     """
     settings = settings or AppSettings()
     jobs = JobManager(engine, store, tokenizer_provider)
@@ -119,7 +130,10 @@ def create_app(
 
     app.include_router(login.router(settings.access))
     app.include_router(chat_api.router(engine, store, jobs, tokenizer_provider, settings.is_default_model))
-    app.include_router(kv_api.router(engine, store))
+    if isinstance(engine, EngineClient):
+        app.include_router(kv_api.router(engine, store))
+    elif isinstance(engine, RemoteEngine):
+        app.include_router(no_kv_api.router(engine.address))
     app.include_router(responses_api.router(engine, store, jobs, tokenizer_provider, list(settings.served_names)))
     for router in routers:
         app.include_router(router)

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
 from localpaged import __version__
-from localpaged.engine.client import EngineClient
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import LocalpagedError
+from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.history import Tokenizer, branch_token_ids, build_prompt
 from localpaged.server.job import Job
 from localpaged.server.jobs import ConversationBusyError, JobManager, lease_id_of
@@ -95,10 +95,10 @@ class Draft(Body):
 
 
 def router(
-    engine: EngineClient,
+    engine: EngineHandle,
     store: Store,
     jobs: JobManager,
-    tokenizer_provider: Callable[[], Tokenizer],
+    tokenizer_provider: Callable[[], Tokenizer] | None,
     is_default_model: bool = False,
 ) -> APIRouter:
     """Everything under /api that the page uses, apart from /api/kv."""
@@ -138,6 +138,7 @@ def router(
             "error": engine.start_error,
             "model": msgspec.to_builtins(engine.info) if engine.info else None,
             "is_default_model": is_default_model,
+            "features": msgspec.to_builtins(engine.features),
             "num_conversations": await store.do(chats.count),
             "defaults": Sampling(n=4).model_dump(),
         }
@@ -263,12 +264,14 @@ def router(
 
     @routes.post("/count")
     async def count(body: Draft) -> dict[str, Any]:
-        """How many of the window's tokens the branch and the draft take, exactly."""
+        """How many of the window's tokens the branch and the draft take, exactly; null where no tokenizer is here."""
         path = await store.do(chats.path_to, body.parent)
         system_prompt = body.system_prompt
         if body.conversation is not None:
             system_prompt = (await store.do(chats.get, body.conversation)).system_prompt
         window = engine.info.max_model_len if engine.info else None
+        if tokenizer_provider is None:
+            return {"history": None, "draft": None, "window": window}
         history = len(branch_token_ids(path))
         if not body.text.strip():
             return {"history": history, "draft": 0, "window": window}

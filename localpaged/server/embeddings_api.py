@@ -89,7 +89,7 @@ async def _collect(events: AsyncIterator[tuple[int, Event]], count: int) -> tupl
         if isinstance(event, Prefilled) and event.embedding is not None:
             vectors[prompt] = unit_length(event.embedding)
         elif isinstance(event, Finished):
-            num_tokens += event.num_prompt_tokens
+            num_tokens += event.num_prompt_tokens or 0
     return vectors, num_tokens
 
 

@@ -15,23 +15,20 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished
+from localpaged.engine.prompt import Prompt
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import ChatTokenizer
+from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.generation import CLIENT_CLOSED, as_error, merge, taken, while_connected
 from localpaged.server.openai_choice import ChatChoice, CompletionChoice, Usage
 from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody
-from localpaged.server.reasoning import begins_within
-from localpaged.server.served_model import ServedModel
+from localpaged.server.served_model import ServedModel, TokenNames
 from localpaged.server.tools import Tools
-
-# Tokens that tell how a prompt ends.
-PROMPT_END = 8
 
 
 def router(
-    engine: EngineClient, tokenizer_provider: Callable[[], ChatTokenizer], served_names: list[str] | None = None
+    engine: EngineHandle, tokenizer_provider: Callable[[], ChatTokenizer] | None, served_names: list[str] | None = None
 ) -> APIRouter:
     """The routes. served_names: what the model is called besides its own name."""
     routes = APIRouter(tags=["openai"])
@@ -57,18 +54,19 @@ def router(
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         model = await served.named(body.model)
-        tokenizer, tools = await served.tokenizer(), body.tool_use()
-        params = body.params(tools, tokenizer.tags_tool_calls)
+        tools = body.tool_use()
+        params = body.params(tools, await served.tags_tool_calls())
         prompt = await served.chat_prompt(body.template_messages(), tools=tools.for_template())
-        return await answer(engine, request, body, model, params, [prompt], chat_shape(tokenizer, prompt, tools))
+        shape = chat_shape(await served.token_names(), tools, await served.begins_within(prompt))
+        return await answer(engine, request, body, model, params, [prompt], shape)
 
     @routes.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
         model = await served.named(body.model)
         params = body.params()
-        tokenizer = await served.tokenizer()
-        prompts = [tokenizer.encode_plain(p) if isinstance(p, str) else p for p in body.prompts()]
-        return await answer(engine, request, body, model, params, prompts, completion_shape(tokenizer))
+        prompts = [await served.plain_prompt(prompt) for prompt in body.prompts()]
+        shape = completion_shape(await served.token_names())
+        return await answer(engine, request, body, model, params, prompts, shape)
 
     return routes
 
@@ -84,8 +82,8 @@ class Shape:
     new_choice: Callable[[int], ChatChoice | CompletionChoice]
 
 
-def chat_shape(tokenizer: ChatTokenizer, prompt: list[int], tools: Tools) -> Shape:
-    thinks = begins_within(tokenizer.decode(prompt[-PROMPT_END:]))
+def chat_shape(tokenizer: TokenNames, tools: Tools, thinks: bool) -> Shape:
+    """thinks: answers begin within what the model thinks."""
 
     def new_choice(index: int) -> ChatChoice:
         return ChatChoice(index, tokenizer, tools, thinks)
@@ -93,17 +91,17 @@ def chat_shape(tokenizer: ChatTokenizer, prompt: list[int], tools: Tools) -> Sha
     return Shape("chatcmpl", "chat.completion", "chat.completion.chunk", False, new_choice)
 
 
-def completion_shape(tokenizer: ChatTokenizer) -> Shape:
+def completion_shape(tokenizer: TokenNames) -> Shape:
     return Shape("cmpl", "text_completion", "text_completion", True, lambda index: CompletionChoice(index, tokenizer))
 
 
 async def answer(
-    engine: EngineClient,
+    engine: EngineHandle,
     request: Request,
     body: SamplingBody,
     model: str,
     params: SamplingParams,
-    prompts: list[list[int]],
+    prompts: list[Prompt],
     shape: Shape,
 ) -> Response:
     """Run the prompts side by side and answer at once or as a stream; choice p * n + i is prompt p's i."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localpaged.engine.messages import Delta, Finished, PositionLogprobs, TokenLogprob
-from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.reasoning import ReasoningSplitter
+from localpaged.server.served_model import TokenNames
 from localpaged.server.tool_calls import ToolCall
 from localpaged.server.tools import Tools
 
@@ -18,29 +18,39 @@ FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "erro
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of all prompts and choices; a prompt counts once, however many choices it has."""
+    """Tokens of all prompts and choices; a prompt counts once, however many choices it has. None: not known."""
 
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
+    prompt: int | None = 0
+    cached: int | None = 0
+    completion: int | None = 0
 
     def add(self, event: Finished) -> None:
-        self.prompt += event.num_prompt_tokens
-        self.cached += event.num_cached_tokens
-        self.completion += event.num_generated_tokens
+        self.prompt = _plus(self.prompt, event.num_prompt_tokens)
+        self.cached = _plus(self.cached, event.num_cached_tokens)
+        self.completion = _plus(self.completion, event.num_generated_tokens)
 
-    def report(self, choices: "list[ChatChoice] | list[CompletionChoice]") -> dict[str, Any]:
-        """With what each choice took, by index: choice_tokens is localpaged's own."""
+    def report(self, choices: "list[ChatChoice] | list[CompletionChoice]") -> dict[str, Any] | None:
+        """With what each choice took, by index: choice_tokens is localpaged's own. None when a remote tells nothing."""
+        if self.prompt is None or self.completion is None:
+            return None
+        details = None
+        # Without token ids it is not known which of them were thought.
+        if all(choice.has_token_ids for choice in choices):
+            details = {
+                "reasoning_tokens": sum(choice.num_reasoning_tokens for choice in choices),
+                "choice_tokens": [choice.num_tokens for choice in choices],
+            }
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {
-                "reasoning_tokens": sum(choice.num_reasoning_tokens for choice in choices),
-                "choice_tokens": [choice.num_tokens for choice in choices],
-            },
+            "prompt_tokens_details": None if self.cached is None else {"cached_tokens": self.cached},
+            "completion_tokens_details": details,
         }
+
+
+def _plus(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 @dataclass(slots=True)
@@ -56,11 +66,12 @@ class Part:
 class ChatChoice:
     """A choice of /v1/chat/completions."""
 
-    def __init__(self, index: int, tokenizer: ChatTokenizer, tools: Tools, thinks: bool) -> None:
+    def __init__(self, index: int, tokenizer: TokenNames, tools: Tools, thinks: bool) -> None:
         """thinks: the answer begins within what the model thinks."""
         self.index = index
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
+        self.has_token_ids = True
         self._tokenizer = tokenizer
         self._splitter = ReasoningSplitter(thinks)
         self._parser = tools.parser()
@@ -80,6 +91,7 @@ class ChatChoice:
     def take(self, delta: Delta) -> Part:
         """Note a piece; with the last one comes what was held back."""
         self.num_tokens += len(delta.token_ids)
+        self.has_token_ids &= bool(delta.token_ids) or not delta.text
         reasoning, text = self._splitter.push(delta.text)
         if self._splitter.within:
             self.num_reasoning_tokens += len(delta.token_ids)
@@ -160,9 +172,10 @@ class CompletionChoice:
 
     num_reasoning_tokens = 0
 
-    def __init__(self, index: int, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, index: int, tokenizer: TokenNames) -> None:
         self.index = index
         self.num_tokens = 0
+        self.has_token_ids = True
         self.finish_reason: str | None = None
         self._tokenizer = tokenizer
         self._whole = Part()
@@ -171,6 +184,7 @@ class CompletionChoice:
     def take(self, delta: Delta) -> Part:
         """Note a piece."""
         self.num_tokens += len(delta.token_ids)
+        self.has_token_ids &= bool(delta.token_ids) or not delta.text
         if delta.finish_reason is not None:
             self.finish_reason = FINISH_REASONS[delta.finish_reason]
         part = Part(text=delta.text, logprobs=delta.logprobs or [])

@@ -16,15 +16,15 @@ from localpaged.server.responses_schema import ResponsesBody
 
 @dataclass(slots=True)
 class Progress:
-    """What has come of an answer since the last of these; counts are those of the whole answer so far.
+    """What has come of an answer since the last of these; counts are those of the whole answer so far, None: not known.
 
     finish_reason: as the engine has it, once it has ended; error: what went wrong, in words for people.
     """
 
     text: str = ""
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_generated_tokens: int = 0
+    num_prompt_tokens: int | None = 0
+    num_cached_tokens: int | None = 0
+    num_generated_tokens: int | None = 0
     finish_reason: str | None = None
     error: str | None = None
     code: str = "server_error"
@@ -34,9 +34,9 @@ class ResponseWriter:
     """One response as it grows."""
 
     def __init__(
-        self, response_id: str, model: str, body: ResponsesBody, thinks: bool, encode: Callable[[str], list[int]]
+        self, response_id: str, model: str, body: ResponsesBody, thinks: bool, count: Callable[[str], int] | None
     ) -> None:
-        """thinks: the answer begins within what the model thinks. encode: counts the tokens of that."""
+        """thinks: the answer begins within what the model thinks. count: the tokens of a text; None: nobody knows."""
         self._id = response_id
         self._model = model
         self._body = body
@@ -45,7 +45,7 @@ class ResponseWriter:
         self._texts = {"reasoning": "", "message": ""}
         self._open: str | None = None  # the item that is being written
         self._items: list[dict[str, Any]] = []
-        self._encode = encode
+        self._count = count
         self._sequence = 0
         self._last = Progress()
 
@@ -79,13 +79,6 @@ class ResponseWriter:
         if status is None:
             ends = {"length": "incomplete", "cancelled": "incomplete"}
             status = "failed" if last.error is not None else ends.get(last.finish_reason or "", "completed")
-        usage = {
-            "input_tokens": last.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": last.num_cached_tokens},
-            "output_tokens": last.num_generated_tokens,
-            "output_tokens_details": {"reasoning_tokens": len(self._encode(self._texts["reasoning"]))},
-            "total_tokens": last.num_prompt_tokens + last.num_generated_tokens,
-        }
         form = body.text.format.model_dump(by_alias=True) if body.text and body.text.format else {"type": "text"}
         return {
             "id": self._id,
@@ -109,9 +102,22 @@ class ResponseWriter:
             "tools": [],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
-            "usage": None if status == "in_progress" else usage,
+            "usage": None if status == "in_progress" else self._usage(),
             "user": body.user,
             "metadata": body.metadata or {},
+        }
+
+    def _usage(self) -> dict[str, Any] | None:
+        last = self._last
+        if last.num_prompt_tokens is None or last.num_generated_tokens is None:
+            return None
+        reasoning = 0 if self._count is None else self._count(self._texts["reasoning"])
+        return {
+            "input_tokens": last.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": last.num_cached_tokens or 0},
+            "output_tokens": last.num_generated_tokens,
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": last.num_prompt_tokens + last.num_generated_tokens,
         }
 
     def _say(self, kind: str, text: str) -> Iterator[str]:

@@ -15,12 +15,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Event, Failed, Finished
+from localpaged.engine.prompt import ChatPrompt, Prompt
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import InvalidRequestError, LocalpagedError
+from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.generation import CLIENT_CLOSED, Answer, as_error, merge, while_connected
-from localpaged.server.history import build_prompt
+from localpaged.server.history import build_prompt, chat_messages
 from localpaged.server.job import Job
 from localpaged.server.jobs import JobManager, lease_id_of, title_of
 from localpaged.server.reasoning import begins_within
@@ -34,10 +35,10 @@ RESPONSE_ID = re.compile(r"resp_(\d{1,18})")
 
 
 def router(
-    engine: EngineClient,
+    engine: EngineHandle,
     store: Store,
     jobs: JobManager,
-    tokenizer_provider: Callable[[], Any],
+    tokenizer_provider: Callable[[], Any] | None,
     served_names: list[str] | None = None,
 ) -> APIRouter:
     """The routes. served_names: what the model is called besides its own name."""
@@ -72,6 +73,20 @@ def router(
         else:
             await store.do(chats.delete_messages, [job.user.id])
 
+    async def prompt_of(system_prompt: str, path: list[Message]) -> Prompt:
+        if tokenizer_provider is None:
+            return ChatPrompt(chat_messages(system_prompt, path))
+        tokenizer = await served.tokenizer()
+        return (await asyncio.to_thread(build_prompt, tokenizer, system_prompt, path)).token_ids
+
+    async def about_thoughts() -> tuple[bool, Callable[[str], int] | None]:
+        """Whether answers begin within what the model thinks, and what counts its tokens."""
+        if tokenizer_provider is None:
+            return False, None
+        tokenizer = await served.tokenizer()
+        rendered = await asyncio.to_thread(tokenizer.render_chat, [{"role": "user", "content": "?"}])
+        return begins_within(rendered), lambda text: len(tokenizer.encode(text))
+
     @routes.post("", response_model=None)
     async def create(body: ResponsesBody, request: Request) -> Response:
         """Answer, at once or as a stream; kept as a turn of a conversation unless store is false."""
@@ -81,7 +96,6 @@ def router(
         before = None
         if body.previous_response_id is not None:
             before = await answer_of(body.previous_response_id, "previous_response_id")
-        tokenizer = await served.tokenizer()
         if body.keeps:
             job = await start(body, before, params)
             response_id = response_id_of(job.candidates[0].message)
@@ -89,12 +103,12 @@ def router(
         else:
             path = await store.do(chats.path_to, before.id if before is not None else None)
             path += [Message(id=0, conversation=0, parent=None, role=role, text=text) for role, text in turns]
-            prompt = await asyncio.to_thread(build_prompt, tokenizer, system_prompt, path)
+            prompt = await prompt_of(system_prompt, path)
             response_id = f"resp_{uuid.uuid4().hex}"
             conversation = str(before.conversation) if before is not None else None
-            events = merge([engine.generate(prompt.token_ids, params, response_id, conversation=conversation)])
+            events = merge([engine.generate(prompt, params, response_id, conversation=conversation)])
             progress = _of_events(events)
-        writer = ResponseWriter(response_id, model, body, await _thinks(tokenizer), tokenizer.encode)
+        writer = ResponseWriter(response_id, model, body, *await about_thoughts())
         try:
             first = await while_connected(request, anext(progress))
         except InvalidRequestError:
@@ -130,8 +144,7 @@ def router(
             **{name: sampling.get(name) for name in ("temperature", "top_p")},
             max_output_tokens=sampling.get("max_tokens"),
         )
-        tokenizer = await served.tokenizer()
-        writer = ResponseWriter(response_id, message.model or "", body, await _thinks(tokenizer), tokenizer.encode)
+        writer = ResponseWriter(response_id, message.model or "", body, *await about_thoughts())
         for _ in writer.take(_stored(message)):
             pass
         return writer.response("in_progress" if message.state == "running" else None) | {"created_at": message.created}
@@ -153,12 +166,6 @@ def router(
 
 def response_id_of(message: Message) -> str:
     return f"resp_{message.id}"
-
-
-async def _thinks(tokenizer: Any) -> bool:
-    """Whether the model's template leaves answers within what the model thinks."""
-    rendered = await asyncio.to_thread(tokenizer.render_chat, [{"role": "user", "content": "?"}])
-    return begins_within(rendered)
 
 
 async def _stream(writer: ResponseWriter, progress: AsyncGenerator[Progress, None]) -> AsyncIterator[str]:
