@@ -124,10 +124,10 @@ class Conversations:
 
     def purge_deleted(self, older_than_s: float = 0.0) -> int:
         """Drop deleted conversations for good; the number dropped."""
+        before = time.time() - older_than_s
         with self._db.transaction() as connection:
-            return connection.execute(
-                "DELETE FROM conversations WHERE deleted <= ?", (time.time() - older_than_s,)
-            ).rowcount
+            _drop_messages(connection, "conversation IN (SELECT id FROM conversations WHERE deleted <= ?)", before)
+            return connection.execute("DELETE FROM conversations WHERE deleted <= ?", (before,)).rowcount
 
     # Messages
 
@@ -224,8 +224,9 @@ class Conversations:
         """Drop messages and everything under them; where one was shown its latest sibling is."""
         for message_id in message_ids:
             message = self.message(message_id)
+            under = json.dumps(self.subtree(message_id))
             with self._db.transaction() as connection:
-                connection.execute("DELETE FROM messages WHERE id = ?", (message_id,))
+                _drop_messages(connection, "id IN (SELECT value FROM json_each(?))", under)
                 if message.parent is None:
                     connection.execute(
                         "UPDATE conversations SET chosen_root = coalesce(chosen_root,"
@@ -319,6 +320,15 @@ def _insert(
     cursor = connection.execute(f"INSERT INTO messages ({names}) VALUES ({marks})", tuple(row.values()))
     connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (now, conversation))
     return int(cursor.lastrowid)
+
+
+def _drop_messages(connection: Any, condition: str, value: Any) -> None:
+    """Drop messages, with everything under them.
+
+    Taken apart first: SQLite follows a cascade over a thousand messages at most, and slowly.
+    """
+    connection.execute(f"UPDATE messages SET parent = NULL WHERE {condition}", (value,))
+    connection.execute(f"DELETE FROM messages WHERE {condition}", (value,))
 
 
 def _choose(connection: Any, conversation: int, parent: int | None, child: int | None) -> None:
