@@ -31,17 +31,24 @@ class Conversations:
     def __init__(self, database: Database) -> None:
         self._db = database
 
+    @property
+    def database(self) -> Database:
+        return self._db
+
     # Conversations
 
     def create(self, title: str = "", system_prompt: str = "", settings: dict[str, Any] | None = None) -> Conversation:
         now = time.time()
+        row = {"title": title, "system_prompt": system_prompt, "settings": json.dumps(settings or {})}
         with self._db.transaction() as connection:
-            cursor = connection.execute(
-                "INSERT INTO conversations (title, system_prompt, settings, created, updated) VALUES (?, ?, ?, ?, ?)",
-                (title, system_prompt, json.dumps(settings or {}), now, now),
-            )
-        assert cursor.lastrowid is not None
-        return self.get(cursor.lastrowid)
+            conversation_id = self.insert(connection, row | {"created": now, "updated": now})
+        return self.get(conversation_id)
+
+    def insert(self, connection: Any, row: dict[str, Any]) -> int:
+        """Add a conversation's row within a transaction; its id."""
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
+        cursor = connection.execute(f"INSERT INTO conversations ({names}) VALUES ({marks})", tuple(row.values()))
+        return int(cursor.lastrowid)
 
     def get(self, conversation_id: int) -> Conversation:
         rows = self._db.rows("SELECT * FROM conversations WHERE id = ? AND deleted IS NULL", [conversation_id])
@@ -141,7 +148,7 @@ class Conversations:
             raise NotFoundError(
                 f"There is no message {message_id}. It was deleted, or the address is wrong.", "message"
             )
-        return _message(rows[0])
+        return message_of(rows[0])
 
     def add_user_message(self, conversation_id: int, parent: int | None, text: str) -> Message:
         """Add a user message under an answer, or as a root, and show it."""
@@ -262,7 +269,7 @@ class Conversations:
             ") SELECT * FROM path ORDER BY height DESC",
             [message_id],
         )
-        return [_message(row) for row in rows]
+        return [message_of(row) for row in rows]
 
     def branch(self, conversation_id: int, limit: int | None = None, before: int | None = None) -> Branch:
         """What a conversation shows: the last `limit` messages of its branch, or those before a message.
@@ -307,7 +314,7 @@ class Conversations:
 
     def _messages(self, ids: list[int]) -> dict[int, Message]:
         rows = self._db.rows("SELECT * FROM messages WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)])
-        return {row["id"]: _message(row) for row in rows}
+        return {row["id"]: message_of(row) for row in rows}
 
 
 def _insert(
@@ -369,7 +376,7 @@ def _conversation(row: dict[str, Any]) -> Conversation:
     )
 
 
-def _message(row: dict[str, Any]) -> Message:
+def message_of(row: dict[str, Any]) -> Message:
     return Message(
         id=row["id"],
         conversation=row["conversation"],
