@@ -22,7 +22,7 @@ from localpaged.errors import (
     ModelNotFoundError,
     StoreError,
 )
-from localpaged.server import chat_api, kv_api, login
+from localpaged.server import chat_api, kv_api, login, transfer_api, tree_api
 from localpaged.server.error_response import error_response
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
@@ -40,6 +40,11 @@ STATUSES: list[tuple[type[LocalpagedError], int]] = [
     (EngineDeadError, 503),
     (ModelError, 503),
 ]
+HEALTH: dict[str, Any] = {
+    "summary": "Whether the model is loaded",
+    "response_description": "It is.",
+    "responses": {503: {"description": "It is being loaded, or its process ended: status says which."}},
+}
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def create_app(
         page_body=page.body if page else "",
     )
 
-    @app.get("/health")
+    @app.get("/health", **HEALTH)
     async def health() -> JSONResponse:
         if engine.state == "ready":
             return JSONResponse({"status": "ok", "model": engine.info.name if engine.info else None})
@@ -115,6 +120,8 @@ def create_app(
 
     app.include_router(login.router(settings.access))
     app.include_router(chat_api.router(engine, store, jobs, tokenizer_provider, settings.is_default_model))
+    app.include_router(tree_api.router(store))
+    app.include_router(transfer_api.router(engine, store))
     app.include_router(kv_api.router(engine, store))
     for router in routers:
         app.include_router(router)

@@ -61,7 +61,7 @@ class Conversations:
 
     def search(self, query: str = "", limit: int = 500) -> list[SearchHit]:
         """The pinned ones first, then the latest used; with a query those whose title or text match."""
-        match = _fts_query(query)
+        match = fts_query(query)
         if match is None:
             rows = self._db.rows(
                 "SELECT * FROM conversations WHERE deleted IS NULL ORDER BY pinned DESC, updated DESC, id DESC LIMIT ?",
@@ -356,7 +356,7 @@ def _show(connection: Any, message_id: int) -> None:
         child = parent
 
 
-def _fts_query(query: str) -> str | None:
+def fts_query(query: str) -> str | None:
     """Each word as a quoted term, the last one as a prefix. None when there is no word."""
     words = ['"' + word.replace('"', '""') + '"' for word in query.split() if any(map(str.isalnum, word))]
     return " ".join(words) + "*" if words else None
