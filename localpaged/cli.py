@@ -257,6 +257,31 @@ def bench(
     run_bench([*(work or []), *(more or [])] or DEFAULT_WORKS, settings, json_output)
 
 
+@app.command(epilog="Example: localpaged export chats.json   Example: localpaged export --format markdown chats.zip")
+def export(
+    file: Annotated[Path | None, typer.Argument(help="Where to write; without it, to stdout.")] = None,
+    format: Annotated[str, typer.Option(help="json, which can be imported again, or markdown (all: a zip).")] = "json",
+    conversation: Annotated[int | None, typer.Option(help="Only this one, by its number.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Write all conversations to a file, while no server runs."""
+    from localpaged.transfer import run_export
+
+    run_export(file, format, conversation, force, json_output)
+
+
+@app.command("import", epilog="Example: localpaged import chats.json   Example: localpaged import chatgpt-export.zip")
+def import_command(
+    file: Annotated[Path, typer.Argument(help="An export of localpaged, ChatGPT (the zip too) or Open WebUI.")],
+    json_output: Json = False,
+) -> None:
+    """Add the conversations of a file, while no server runs."""
+    from localpaged.transfer import run_import
+
+    run_import(file, json_output)
+
+
 @app.command()
 def doctor(json_output: Json = False) -> None:
     """Say what this machine can do: device, memory, versions, kernels, model, database."""

@@ -10,7 +10,7 @@ import pytest
 import sqlite_utils
 
 from localpaged.errors import InvalidRequestError, StoreError
-from localpaged.store.conversations import Conversations
+from localpaged.store.conversations import Conversations, _insert
 from localpaged.store.database import Database
 from localpaged.store.message import Timings, pack_token_ids, unpack_token_ids
 from localpaged.store.migrations import MIGRATIONS
@@ -196,6 +196,21 @@ def test_deleting_answers_prunes_what_is_under_them_and_shows_a_sibling(chats: C
         chats.message(later.id)
     chats.delete_messages([user.id])
     assert shown(chats, conversation.id) == []
+
+
+def test_a_conversation_of_any_length_can_be_cut_and_deleted(path: Path) -> None:
+    with closing(Store(path)) as store:
+        chats = store.conversations
+        conversation, parent, ids = chats.create(), None, []
+        with store._database.transaction() as connection:
+            for _ in range(2500):
+                parent = _insert(connection, conversation.id, parent, "user", "again", "complete")
+                ids.append(parent)
+        chats.delete_messages([ids[1200]])
+        assert shown(chats, conversation.id) == ids[:1200]
+        chats.delete(conversation.id)
+    with closing(Store(path)) as store:
+        assert store._database.rows("SELECT count(*) AS n FROM messages")[0]["n"] == 0
 
 
 def test_deleted_conversations_come_back_until_they_are_purged(path: Path) -> None:

@@ -26,7 +26,7 @@ from localpaged.errors import (
     RemoteError,
     StoreError,
 )
-from localpaged.server import chat_api, kv_api, login, no_kv_api, responses_api
+from localpaged.server import chat_api, kv_api, login, no_kv_api, responses_api, transfer_api, tree_api
 from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.error_response import error_response
 from localpaged.server.history import Tokenizer
@@ -51,6 +51,11 @@ STATUSES: list[tuple[type[LocalpagedError], int]] = [
     (RemoteBusyError, 429),
     (RemoteError, 502),
 ]
+HEALTH: dict[str, Any] = {
+    "summary": "Whether the model is loaded",
+    "response_description": "It is.",
+    "responses": {503: {"description": "It is being loaded, or its process ended: status says which."}},
+}
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ def create_app(
     )
     app.add_middleware(RequestLogMiddleware)
 
-    @app.get("/health")
+    @app.get("/health", **HEALTH)
     async def health() -> JSONResponse:
         if engine.state == "ready":
             return JSONResponse({"status": "ok", "model": engine.info.name if engine.info else None})
@@ -130,6 +135,8 @@ def create_app(
 
     app.include_router(login.router(settings.access))
     app.include_router(chat_api.router(engine, store, jobs, tokenizer_provider, settings.is_default_model))
+    app.include_router(tree_api.router(store))
+    app.include_router(transfer_api.router(engine, store))
     if isinstance(engine, EngineClient):
         app.include_router(kv_api.router(engine, store))
     elif isinstance(engine, RemoteEngine):

@@ -19,6 +19,18 @@ from localpaged.server.history import Tokenizer, branch_token_ids, build_prompt
 from localpaged.server.job import Job
 from localpaged.server.jobs import ConversationBusyError, JobManager, lease_id_of
 from localpaged.server.kv_api import tier_of
+from localpaged.server.native_schema import (
+    ConversationAnswer,
+    ConversationList,
+    ConversationView,
+    Counted,
+    Deleted,
+    Started,
+    StateAnswer,
+    Stopped,
+    answers,
+    events_answer,
+)
 from localpaged.store.message import Conversation, Message
 from localpaged.store.store import Store
 
@@ -102,7 +114,7 @@ def router(
     is_default_model: bool = False,
 ) -> APIRouter:
     """Everything under /api that the page uses, apart from /api/kv."""
-    routes = APIRouter(prefix="/api")
+    routes = APIRouter(prefix="/api", tags=["conversations"])
     chats = store.conversations
 
     async def view(conversation_id: int, before: int | None = None) -> dict[str, Any]:
@@ -130,7 +142,7 @@ def router(
     def started(job: Job) -> dict[str, Any]:
         return {"job": job.id, "user": job.user.id, "conversation": job.conversation_id}
 
-    @routes.get("/state")
+    @routes.get("/state", **answers("What runs here", StateAnswer, "Version, model and defaults."))
     async def state() -> dict[str, Any]:
         return {
             "version": __version__,
@@ -143,7 +155,9 @@ def router(
             "defaults": Sampling(n=4).model_dump(),
         }
 
-    @routes.get("/conversations")
+    @routes.get(
+        "/conversations", **answers("List or search conversations", ConversationList, "Pinned first, then latest.")
+    )
     async def list_conversations(query: str = "") -> dict[str, Any]:
         hits = await store.do(chats.search, query)
         running = set(jobs.running_conversations())
@@ -161,12 +175,16 @@ def router(
             "total": await store.do(chats.count),
         }
 
-    @routes.post("/conversations", status_code=201)
+    @routes.post(
+        "/conversations", **answers("Create a conversation", ConversationView, "It is empty.", 400, status=201)
+    )
     async def create_conversation(body: NewConversation) -> dict[str, Any]:
         conversation = await store.do(chats.create, body.title, body.system_prompt, body.settings)
         return await view(conversation.id)
 
-    @routes.get("/conversations/{conversation_id}")
+    @routes.get(
+        "/conversations/{conversation_id}", **answers("Open a conversation", ConversationView, "What it shows.", 404)
+    )
     async def get_conversation(conversation_id: int, before: int | None = None) -> dict[str, Any]:
         """What a conversation shows. Its KV comes in from disk meanwhile, where that is where it is."""
         shown = await view(conversation_id, before)
@@ -175,7 +193,10 @@ def router(
             engine.warm(str(conversation_id), branch_token_ids(path))
         return shown
 
-    @routes.patch("/conversations/{conversation_id}")
+    @routes.patch(
+        "/conversations/{conversation_id}",
+        **answers("Rename, pin or set up a conversation", ConversationAnswer, "As it is with the change.", 400, 404),
+    )
     async def change_conversation(conversation_id: int, body: ConversationChange) -> dict[str, Any]:
         fields = {name: value for name, value in body.model_dump().items() if value is not None}
         conversation = await store.do(chats.update, conversation_id, **fields)
@@ -183,7 +204,10 @@ def router(
             engine.pin(str(conversation_id), conversation.pinned or conversation.kv_pinned)
         return conversation_json(conversation)
 
-    @routes.delete("/conversations/{conversation_id}")
+    @routes.delete(
+        "/conversations/{conversation_id}",
+        **answers("Delete a conversation", Deleted, "It can be restored for ten minutes.", 404),
+    )
     async def delete_conversation(conversation_id: int) -> dict[str, Any]:
         await store.do(chats.delete, conversation_id)
         if job := jobs.running_in(conversation_id):
@@ -192,25 +216,39 @@ def router(
         await store.do(chats.purge_deleted, 600)
         return {"deleted": conversation_id}
 
-    @routes.post("/conversations/{conversation_id}/restore")
+    @routes.post(
+        "/conversations/{conversation_id}/restore",
+        **answers("Bring a deleted conversation back", ConversationView, "What it shows.", 404),
+    )
     async def restore_conversation(conversation_id: int) -> dict[str, Any]:
         await store.do(chats.restore, conversation_id)
         return await view(conversation_id)
 
-    @routes.post("/conversations/{conversation_id}/messages", status_code=202)
+    @routes.post(
+        "/conversations/{conversation_id}/messages",
+        **answers("Send a message", Started, "The job that answers it.", 400, 404, 409, status=202),
+    )
     async def send_message(conversation_id: int, body: NewMessage) -> dict[str, Any]:
         return started(await jobs.ask(conversation_id, body.parent, body.text, body.sampling.params()))
 
-    @routes.post("/messages/{message_id}/regenerate", status_code=202)
+    @routes.post(
+        "/messages/{message_id}/regenerate",
+        **answers("Ask for further answers", Started, "The job that writes them.", 400, 404, 409, status=202),
+    )
     async def regenerate(message_id: int, body: Again) -> dict[str, Any]:
         return started(await jobs.regenerate(message_id, body.sampling.params()))
 
-    @routes.post("/messages/{message_id}/continue", status_code=202)
+    @routes.post(
+        "/messages/{message_id}/continue",
+        **answers("Continue an answer", Started, "The job that writes it.", 400, 404, 409, status=202),
+    )
     async def continue_answer(message_id: int, body: Again) -> dict[str, Any]:
         """Write on where an answer was cut off or stopped."""
         return started(await jobs.continue_answer(message_id, body.sampling.params()))
 
-    @routes.post("/messages/{message_id}/choose")
+    @routes.post(
+        "/messages/{message_id}/choose", **answers("Choose a message", ConversationView, "What is shown after it.", 404)
+    )
     async def choose(message_id: int) -> dict[str, Any]:
         """Show a message among its siblings; where they are being written, stop the others."""
         message = await store.do(chats.choose, message_id)
@@ -222,13 +260,21 @@ def router(
                 await jobs.stop(job.id, others)
         return await view(message.conversation)
 
-    @routes.post("/messages/{message_id}/reopen")
+    @routes.post(
+        "/messages/{message_id}/reopen",
+        **answers("Reopen a choice", ConversationView, "What is shown after it.", 400, 404),
+    )
     async def reopen(message_id: int) -> dict[str, Any]:
         """Lay the answers to a user message side by side again."""
         message = await store.do(chats.reopen_choice, message_id)
         return await view(message.conversation)
 
-    @routes.post("/messages/delete")
+    @routes.post(
+        "/messages/delete",
+        **answers(
+            "Delete messages", ConversationView, "What is shown without them and what was under them.", 400, 404, 409
+        ),
+    )
     async def delete_messages(body: MessageIds) -> dict[str, Any]:
         messages = [await store.do(chats.message, message_id) for message_id in body.ids]
         for message in messages:
@@ -239,12 +285,15 @@ def router(
         engine.drop_leases(lease_ids=[lease_id_of(message_id) for message_id in under])
         return await view(messages[0].conversation) if messages else {}
 
-    @routes.post("/jobs/{job_id}/stop")
+    @routes.post(
+        "/jobs/{job_id}/stop",
+        **answers("Stop answers", Stopped, "What they wrote stays; an unknown job is ignored.", 400),
+    )
     async def stop(job_id: str, body: StopSome) -> dict[str, Any]:
         await jobs.stop(job_id, body.candidates)
         return {"stopped": job_id}
 
-    @routes.get("/jobs/{job_id}/events")
+    @routes.get("/jobs/{job_id}/events", **events_answer())
     async def events(
         request: Request,
         job_id: str,
@@ -262,7 +311,9 @@ def router(
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(_event_stream(job, cursor), 200, headers, "text/event-stream")
 
-    @routes.post("/count")
+    @routes.post(
+        "/count", **answers("Count tokens", Counted, "What the branch and the draft take of the window.", 400, 404)
+    )
     async def count(body: Draft) -> dict[str, Any]:
         """How many of the window's tokens the branch and the draft take, exactly; null where no tokenizer is here."""
         path = await store.do(chats.path_to, body.parent)

@@ -10,6 +10,7 @@ from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Residency
 from localpaged.errors import InvalidRequestError, ModelError
 from localpaged.server.history import branch_token_ids
+from localpaged.server.native_schema import Dropped, Pinned, PoolAnswer, Price, ResidencyList, answers
 from localpaged.store.message import NotFoundError
 from localpaged.store.store import Store
 
@@ -27,14 +28,14 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
         if engine.state != "ready":
             raise ModelError("The model is not loaded. Try again when /health answers 200.")
 
-    @routes.get("")
+    @routes.get("", **answers("The pool of blocks", PoolAnswer, "Its audit, and where each conversation's KV is.", 503))
     async def kv(conversations: bool = True) -> dict[str, Any]:
         """The pool's audit, and where each conversation's KV is unless conversations is false."""
         check_ready()
         stats = await engine.stats()
         return {**stats, **(await list_conversations() if conversations else {})}
 
-    @routes.get("/conversations")
+    @routes.get("/conversations", **answers("Where KV is", ResidencyList, "The latest used first.", 503))
     async def list_conversations() -> dict[str, Any]:
         """Where each conversation's KV is, the latest used first."""
         check_ready()
@@ -48,7 +49,10 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
             found.append({**residency_json(one, bytes_per_block), "title": title})
         return {"conversations": found}
 
-    @routes.post("/conversations/{conversation_id}/pin")
+    @routes.post(
+        "/conversations/{conversation_id}/pin",
+        **answers("Pin a conversation's KV", Pinned, "Whether it is pinned.", 400, 404, 503),
+    )
     async def pin(conversation_id: int, body: Pin) -> dict[str, Any]:
         """Let this conversation's KV be the last to give way, or no longer. That of one pinned in the list stays so."""
         check_ready()
@@ -56,21 +60,23 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
         engine.pin(str(conversation_id), conversation.pinned or conversation.kv_pinned)
         return {"conversation": conversation_id, "pinned": body.pinned}
 
-    @routes.delete("/conversations/{conversation_id}")
+    @routes.delete(
+        "/conversations/{conversation_id}", **answers("Forget a conversation's KV", Dropped, "It is forgotten.", 503)
+    )
     async def drop(conversation_id: int) -> dict[str, Any]:
         """Forget a conversation's KV, in memory and on disk. Its text stays; the next turn computes it again."""
         check_ready()
         engine.drop_leases(conversation=str(conversation_id))
         return {"dropped": conversation_id}
 
-    @routes.delete("/conversations")
+    @routes.delete("/conversations", **answers("Forget all KV", Dropped, "It is forgotten.", 503))
     async def drop_all() -> dict[str, Any]:
         """Forget the KV of all conversations, in memory and on disk."""
         check_ready()
         engine.drop_leases()
         return {"dropped": "all"}
 
-    @routes.get("/estimate")
+    @routes.get("/estimate", **answers("The price of a turn", Price, "Tokens, blocks and seconds.", 400, 503))
     async def estimate(
         conversation: int | None = None,
         parent: int | None = None,

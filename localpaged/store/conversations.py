@@ -31,17 +31,24 @@ class Conversations:
     def __init__(self, database: Database) -> None:
         self._db = database
 
+    @property
+    def database(self) -> Database:
+        return self._db
+
     # Conversations
 
     def create(self, title: str = "", system_prompt: str = "", settings: dict[str, Any] | None = None) -> Conversation:
         now = time.time()
+        row = {"title": title, "system_prompt": system_prompt, "settings": json.dumps(settings or {})}
         with self._db.transaction() as connection:
-            cursor = connection.execute(
-                "INSERT INTO conversations (title, system_prompt, settings, created, updated) VALUES (?, ?, ?, ?, ?)",
-                (title, system_prompt, json.dumps(settings or {}), now, now),
-            )
-        assert cursor.lastrowid is not None
-        return self.get(cursor.lastrowid)
+            conversation_id = self.insert(connection, row | {"created": now, "updated": now})
+        return self.get(conversation_id)
+
+    def insert(self, connection: Any, row: dict[str, Any]) -> int:
+        """Add a conversation's row within a transaction; its id."""
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
+        cursor = connection.execute(f"INSERT INTO conversations ({names}) VALUES ({marks})", tuple(row.values()))
+        return int(cursor.lastrowid)
 
     def get(self, conversation_id: int) -> Conversation:
         rows = self._db.rows("SELECT * FROM conversations WHERE id = ? AND deleted IS NULL", [conversation_id])
@@ -54,7 +61,7 @@ class Conversations:
 
     def search(self, query: str = "", limit: int = 500) -> list[SearchHit]:
         """The pinned ones first, then the latest used; with a query those whose title or text match."""
-        match = _fts_query(query)
+        match = fts_query(query)
         if match is None:
             rows = self._db.rows(
                 "SELECT * FROM conversations WHERE deleted IS NULL ORDER BY pinned DESC, updated DESC, id DESC LIMIT ?",
@@ -124,10 +131,10 @@ class Conversations:
 
     def purge_deleted(self, older_than_s: float = 0.0) -> int:
         """Drop deleted conversations for good; the number dropped."""
+        before = time.time() - older_than_s
         with self._db.transaction() as connection:
-            return connection.execute(
-                "DELETE FROM conversations WHERE deleted <= ?", (time.time() - older_than_s,)
-            ).rowcount
+            _drop_messages(connection, "conversation IN (SELECT id FROM conversations WHERE deleted <= ?)", before)
+            return connection.execute("DELETE FROM conversations WHERE deleted <= ?", (before,)).rowcount
 
     # Messages
 
@@ -141,7 +148,7 @@ class Conversations:
             raise NotFoundError(
                 f"There is no message {message_id}. It was deleted, or the address is wrong.", "message"
             )
-        return _message(rows[0])
+        return message_of(rows[0])
 
     def add_user_message(self, conversation_id: int, parent: int | None, text: str) -> Message:
         """Add a user message under an answer, or as a root, and show it."""
@@ -230,8 +237,9 @@ class Conversations:
         """Drop messages and everything under them; where one was shown its latest sibling is."""
         for message_id in message_ids:
             message = self.message(message_id)
+            under = json.dumps(self.subtree(message_id))
             with self._db.transaction() as connection:
-                connection.execute("DELETE FROM messages WHERE id = ?", (message_id,))
+                _drop_messages(connection, "id IN (SELECT value FROM json_each(?))", under)
                 if message.parent is None:
                     connection.execute(
                         "UPDATE conversations SET chosen_root = coalesce(chosen_root,"
@@ -267,7 +275,7 @@ class Conversations:
             ") SELECT * FROM path ORDER BY height DESC",
             [message_id],
         )
-        return [_message(row) for row in rows]
+        return [message_of(row) for row in rows]
 
     def branch(self, conversation_id: int, limit: int | None = None, before: int | None = None) -> Branch:
         """What a conversation shows: the last `limit` messages of its branch, or those before a message.
@@ -312,7 +320,7 @@ class Conversations:
 
     def _messages(self, ids: list[int]) -> dict[int, Message]:
         rows = self._db.rows("SELECT * FROM messages WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)])
-        return {row["id"]: _message(row) for row in rows}
+        return {row["id"]: message_of(row) for row in rows}
 
 
 def _insert(
@@ -325,6 +333,15 @@ def _insert(
     cursor = connection.execute(f"INSERT INTO messages ({names}) VALUES ({marks})", tuple(row.values()))
     connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (now, conversation))
     return int(cursor.lastrowid)
+
+
+def _drop_messages(connection: Any, condition: str, value: Any) -> None:
+    """Drop messages, with everything under them.
+
+    Taken apart first: SQLite follows a cascade over a thousand messages at most, and slowly.
+    """
+    connection.execute(f"UPDATE messages SET parent = NULL WHERE {condition}", (value,))
+    connection.execute(f"DELETE FROM messages WHERE {condition}", (value,))
 
 
 def _choose(connection: Any, conversation: int, parent: int | None, child: int | None) -> None:
@@ -345,7 +362,7 @@ def _show(connection: Any, message_id: int) -> None:
         child = parent
 
 
-def _fts_query(query: str) -> str | None:
+def fts_query(query: str) -> str | None:
     """Each word as a quoted term, the last one as a prefix. None when there is no word."""
     words = ['"' + word.replace('"', '""') + '"' for word in query.split() if any(map(str.isalnum, word))]
     return " ".join(words) + "*" if words else None
@@ -365,7 +382,7 @@ def _conversation(row: dict[str, Any]) -> Conversation:
     )
 
 
-def _message(row: dict[str, Any]) -> Message:
+def message_of(row: dict[str, Any]) -> Message:
     return Message(
         id=row["id"],
         conversation=row["conversation"],

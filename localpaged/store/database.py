@@ -13,8 +13,12 @@ from typing import Any
 import sqlite_utils
 from filelock import FileLock, Timeout
 
-from localpaged.errors import StoreError
+from localpaged.errors import InvalidRequestError, StoreError
 from localpaged.store.migrations import MIGRATIONS
+
+
+class StoreInUseError(StoreError):
+    """Another process has the database open."""
 
 
 class Database:
@@ -58,7 +62,7 @@ def _lock_for_this_process(path: Path) -> FileLock:
         lock = FileLock(f"{path}.lock", thread_local=False)
         lock.acquire(timeout=0.5)
     except Timeout as error:
-        raise StoreError(
+        raise StoreInUseError(
             f"Another localpaged is using {path}. Stop it, or set another LOCALPAGED_HOME for this one."
         ) from error
     except OSError as error:
@@ -107,6 +111,8 @@ def reported(path: Path) -> Iterator[None]:
         yield
     except sqlite3.IntegrityError:
         raise
+    except OverflowError as error:
+        raise InvalidRequestError("A number of the request is too large for an id.") from error
     except sqlite3.Error as error:
         raise StoreError(_explain(error, path)) from error
 
