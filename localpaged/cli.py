@@ -10,6 +10,7 @@ import typer
 
 from localpaged import __version__
 from localpaged.errors import LocalpagedError
+from localpaged.user_cli import user_app
 
 app = typer.Typer(
     name="localpaged",
@@ -19,6 +20,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(user_app, name="user")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Path, or a name of `localpaged list`.")]

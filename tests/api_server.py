@@ -17,9 +17,9 @@ from localpaged.engine.messages import Delta, Event, Finished
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import load_tokenizer
 from localpaged.server import anthropic_api, embeddings_api, ollama_api, openai_api
+from localpaged.server.access import Access
 from localpaged.server.app import AppSettings, create_app
 from localpaged.server.limits import RequestLimits
-from localpaged.server.security import Access
 from localpaged.store.store import Store
 
 MODEL = "fake-135M"

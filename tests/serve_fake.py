@@ -12,9 +12,9 @@ from pathlib import Path
 from fakes import FakeEngine, FakeTokenizer
 
 from localpaged.server import openai_api
+from localpaged.server.access import Access
 from localpaged.server.app import AppSettings, Page, create_app
 from localpaged.server.graceful_server import GracefulServer
-from localpaged.server.security import Access
 from localpaged.server.serve import listen
 from localpaged.store.store import Store
 

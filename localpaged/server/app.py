@@ -27,6 +27,7 @@ from localpaged.errors import (
     StoreError,
 )
 from localpaged.server import chat_api, kv_api, login, no_kv_api, responses_api, transfer_api, tree_api
+from localpaged.server.access import Access
 from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.error_response import error_response
 from localpaged.server.history import Tokenizer
@@ -34,7 +35,7 @@ from localpaged.server.jobs import ConversationBusyError, JobManager
 from localpaged.server.limits import Gate, LimitsMiddleware, RequestLimits
 from localpaged.server.remote_engine import RemoteEngine
 from localpaged.server.request_log import RequestLogMiddleware
-from localpaged.server.security import Access, SecurityMiddleware
+from localpaged.server.security import SecurityMiddleware
 from localpaged.store.message import NotFoundError
 from localpaged.store.store import Store
 
@@ -110,6 +111,7 @@ def create_app(
     app = FastAPI(title="localpaged", version=__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
     app.state.jobs = jobs
     app.state.gate = Gate()
+    app.state.store = store
     app.add_exception_handler(LocalpagedError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     origins = sorted(settings.access.allowed_origins)

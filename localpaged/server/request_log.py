@@ -57,6 +57,8 @@ class RequestLogMiddleware:
                 "bytes": num_bytes,
                 "client": (scope.get("client") or ("",))[0],
             }
+            if user := scope.get("state", {}).get("user"):
+                fields["user"] = user
             if not ended:
                 fields["cut_off"] = True
             quiet = scope["path"].startswith(QUIET) and status < 400

@@ -24,10 +24,12 @@ from localpaged.server.generation import CLIENT_CLOSED, Answer, as_error, merge,
 from localpaged.server.history import build_prompt, chat_messages
 from localpaged.server.job import Job
 from localpaged.server.jobs import JobManager, lease_id_of, title_of
+from localpaged.server.mine import Mine
 from localpaged.server.reasoning import begins_within
 from localpaged.server.response_writer import Progress, ResponseWriter
 from localpaged.server.responses_schema import ResponsesBody
 from localpaged.server.served_model import ServedModel
+from localpaged.store.conversations import Conversations
 from localpaged.store.message import Message, NotFoundError, Timings
 from localpaged.store.store import Store
 
@@ -44,34 +46,33 @@ def router(
     """The routes. served_names: what the model is called besides its own name."""
     routes = APIRouter(prefix="/v1/responses", tags=["openai"])
     served = ServedModel(engine, tokenizer_provider, served_names)
-    chats = store.conversations
 
-    async def answer_of(response_id: str, param: str = "response_id") -> Message:
+    async def answer_of(mine: Conversations, response_id: str, param: str = "response_id") -> Message:
         """The stored answer. Raises NotFoundError."""
         match = RESPONSE_ID.fullmatch(response_id)
         with contextlib.suppress(NotFoundError):
-            message = await store.do(chats.message, int(match[1]) if match else 0)
+            message = await store.do(mine.message, int(match[1]) if match else 0)
             if message.role == "assistant":
                 return message
         raise NotFoundError(f"There is no response {response_id!r}: it was deleted, or never stored.", param)
 
-    async def start(body: ResponsesBody, before: Message | None, params: SamplingParams) -> Job:
+    async def start(mine: Conversations, body: ResponsesBody, before: Message | None, params: SamplingParams) -> Job:
         """Store what is new, and start the answer to it."""
         system_prompt, turns = body.messages()
         if before is None:
-            conversation = await store.do(chats.create, title_of(turns[-1][1]), system_prompt)
+            conversation = await store.do(mine.create, title_of(turns[-1][1]), system_prompt)
         else:
-            conversation = await store.do(chats.get, before.conversation)
+            conversation = await store.do(mine.get, before.conversation)
         parent = before.id if before is not None else None
-        user = await store.do(chats.add_turns, conversation.id, parent, turns)
+        user = await store.do(mine.add_turns, conversation.id, parent, turns)
         return await jobs.regenerate(user.id, params, system_prompt)
 
-    async def forget(job: Job, before: Message | None) -> None:
+    async def forget(mine: Conversations, job: Job, before: Message | None) -> None:
         """Take back what a request stored that was refused."""
         if before is None:
-            await store.do(chats.delete, job.conversation_id)
+            await store.do(mine.delete, job.conversation_id)
         else:
-            await store.do(chats.delete_messages, [job.user.id])
+            await store.do(mine.delete_messages, [job.user.id])
 
     async def prompt_of(system_prompt: str, path: list[Message]) -> Prompt:
         if tokenizer_provider is None:
@@ -88,20 +89,20 @@ def router(
         return begins_within(rendered), lambda text: len(tokenizer.encode(text))
 
     @routes.post("", response_model=None)
-    async def create(body: ResponsesBody, request: Request) -> Response:
+    async def create(mine: Mine, body: ResponsesBody, request: Request) -> Response:
         """Answer, at once or as a stream; kept as a turn of a conversation unless store is false."""
         model = await served.named(body.model)
         params = body.params()
         system_prompt, turns = body.messages()
         before = None
         if body.previous_response_id is not None:
-            before = await answer_of(body.previous_response_id, "previous_response_id")
+            before = await answer_of(mine, body.previous_response_id, "previous_response_id")
         if body.keeps:
-            job = await start(body, before, params)
+            job = await start(mine, body, before, params)
             response_id = response_id_of(job.candidates[0].message)
             progress = _of_job(job, jobs)
         else:
-            path = await store.do(chats.path_to, before.id if before is not None else None)
+            path = await store.do(mine.path_to, before.id if before is not None else None)
             path += [Message(id=0, conversation=0, parent=None, role=role, text=text) for role, text in turns]
             prompt = await prompt_of(system_prompt, path)
             response_id = f"resp_{uuid.uuid4().hex}"
@@ -113,7 +114,7 @@ def router(
             first = await while_connected(request, anext(progress))
         except InvalidRequestError:
             if body.keeps:
-                await forget(job, before)
+                await forget(mine, job, before)
             raise
         if first is None:
             await progress.aclose()
@@ -130,13 +131,13 @@ def router(
         return JSONResponse(done)
 
     @routes.get("/{response_id}")
-    async def retrieve(response_id: str) -> dict[str, Any]:
+    async def retrieve(mine: Mine, response_id: str) -> dict[str, Any]:
         """A stored response as it is; what it was asked with is told only as far as it is kept."""
-        message = await answer_of(response_id)
-        conversation = await store.do(chats.get, message.conversation)
-        user = await store.do(chats.message, message.parent or 0)
+        message = await answer_of(mine, response_id)
+        conversation = await store.do(mine.get, message.conversation)
+        user = await store.do(mine.message, message.parent or 0)
         sampling = message.sampling or {}
-        before = await store.do(chats.message, user.parent) if user.parent is not None else None
+        before = await store.do(mine.message, user.parent) if user.parent is not None else None
         body = ResponsesBody(
             input=user.text,
             instructions=conversation.system_prompt or None,
@@ -150,14 +151,14 @@ def router(
         return writer.response("in_progress" if message.state == "running" else None) | {"created_at": message.created}
 
     @routes.delete("/{response_id}")
-    async def delete(response_id: str) -> dict[str, Any]:
+    async def delete(mine: Mine, response_id: str) -> dict[str, Any]:
         """Drop a stored response and all that follows it."""
-        message = await answer_of(response_id)
+        message = await answer_of(mine, response_id)
         if job := jobs.running_in(message.conversation):
             await jobs.stop(job.id)
             await job.done.wait()
-        under = await store.do(chats.subtree, message.id)
-        await store.do(chats.delete_messages, [message.id])
+        under = await store.do(mine.subtree, message.id)
+        await store.do(mine.delete_messages, [message.id])
         engine.drop_leases(lease_ids=[lease_id_of(message_id) for message_id in under])
         return {"id": response_id, "object": "response", "deleted": True}
 

@@ -26,19 +26,21 @@ from localpaged.models.chat_tokenizer import ChatTokenizer, load_tokenizer
 from localpaged.models.gguf_header import read_header
 from localpaged.models.locate import LocatedModel, locate_model
 from localpaged.server import anthropic_api, embeddings_api, metrics, ollama_api, openai_api
+from localpaged.server.access import Access, check_bind
 from localpaged.server.app import AppSettings, Page, create_app
 from localpaged.server.engine_handle import RemoteModel
 from localpaged.server.graceful_server import GracefulServer
 from localpaged.server.limits import RequestLimits
 from localpaged.server.remote_config import remote_config
-from localpaged.server.security import Access, check_bind
+from localpaged.server.users import Users
 from localpaged.store.store import Store
 
 
 def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = False) -> None:
     """Run the server. Raises SettingError, ModelError and StoreError before it listens."""
     key = settings.key()
-    check_bind(settings.host, key)
+    users = Users(home() / "users.json")
+    check_bind(settings.host, key, users)
     remote = remote_config(settings)
     model = locate_model(settings.model) if remote is None else None
     if model is not None:
@@ -48,7 +50,7 @@ def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = Fal
     log_to(home() / "logs", "server", settings.log_level)
     lock = lock_home(home(), listener.getsockname()[1])
     store = Store(home() / "chats.db")
-    access = Access(settings.host, key, frozenset(settings.allowed_host), frozenset(settings.allowed_origin))
+    access = Access(settings.host, key, frozenset(settings.allowed_host), frozenset(settings.allowed_origin), users)
     # uvicorn stops in good order on SIGTERM and then raises it again: that is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     engine: metrics.MeteredEngine | metrics.MeteredRemote
