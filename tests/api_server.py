@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import uvicorn
 from fakes import FakeEngine, FakeTokenizer
+from fastapi import FastAPI
 
 from localpaged.engine.client import EngineClient
 from localpaged.engine.config import EngineConfig
@@ -68,6 +69,22 @@ class ApiEngine(FakeEngine):
             await events.aclose()  # type: ignore[attr-defined]
 
 
+def application(
+    engine: Any,
+    store: Store,
+    served_names: list[str] | None = None,
+    tokenizer: Any = None,
+    limits: RequestLimits | None = None,
+    **access: Any,
+) -> FastAPI:
+    """The application with its APIs. tokenizer: the engine's, where it is no scripted one."""
+    tokenizer = tokenizer or engine.tokenizer
+    apis = [openai_api, embeddings_api, ollama_api, anthropic_api]
+    routers = [api.router(engine, lambda: tokenizer, served_names) for api in apis]
+    settings = AppSettings(Access(**access), limits or RequestLimits(), served_names=tuple(served_names or []))
+    return create_app(engine, store, lambda: tokenizer, settings, routers=routers)
+
+
 @contextmanager
 def serving(
     folder: Path,
@@ -78,11 +95,7 @@ def serving(
     **access: Any,
 ) -> Iterator[str]:
     """The application with its APIs; yields its address. tokenizer: the engine's, where it is no scripted one."""
-    tokenizer = tokenizer or engine.tokenizer
-    apis = [openai_api, embeddings_api, ollama_api, anthropic_api]
-    routers = [api.router(engine, lambda: tokenizer, served_names) for api in apis]
-    settings = AppSettings(Access(**access), limits or RequestLimits(), served_names=tuple(served_names or []))
-    app = create_app(engine, Store(folder / "chats.db"), lambda: tokenizer, settings, routers=routers)
+    app = application(engine, Store(folder / "chats.db"), served_names, tokenizer, limits, **access)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()

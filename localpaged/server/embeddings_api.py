@@ -21,6 +21,7 @@ from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import InvalidRequestError
 from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.generation import CLIENT_CLOSED, as_error, merge, while_connected
+from localpaged.server.openai_schema import TokenId
 from localpaged.server.served_model import ServedModel
 
 MAX_INPUTS = 2048
@@ -31,7 +32,7 @@ class EmbeddingsBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: str | list[str] | list[TokenId] | list[list[TokenId]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None

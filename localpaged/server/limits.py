@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localpaged.server.error_response import error_response
+from localpaged.server.sound_json import unsound
 
 ANSWER_PATHS = frozenset(
     {
@@ -24,6 +25,7 @@ ANSWER_PATHS = frozenset(
         "/api/generate",
     }
 )
+IMPORT_PATH = "/api/import"
 RETRY_AFTER_S = 5
 
 
@@ -48,7 +50,10 @@ class Gate:
 
 
 class LimitsMiddleware:
-    """Answers 413, 408, 429 and, while the server stops, 503 itself; other requests pass."""
+    """Answers 413, 408, 429, 400 for JSON that cannot be kept and, while the server stops, 503 itself.
+
+    Other requests pass.
+    """
 
     def __init__(self, app: ASGIApp, limits: RequestLimits, gate: Gate) -> None:
         self.app = app
@@ -103,7 +108,12 @@ class LimitsMiddleware:
             )
             await error_response(path, 413, "request_too_large", told)(scope, receive, send)
             return
-        body: Message | None = {"type": "http.request", "body": b"".join(pieces), "more_body": False}
+        whole_body = b"".join(pieces)
+        # Files that are imported are read by those who know them.
+        if path != IMPORT_PATH and (wrong := unsound(whole_body)) is not None:
+            await error_response(path, 400, "invalid_request", wrong)(scope, receive, send)
+            return
+        body: Message | None = {"type": "http.request", "body": whole_body, "more_body": False}
 
         async def receive_again() -> Message:
             nonlocal body

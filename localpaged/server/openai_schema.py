@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from localpaged.engine.sampling_params import SamplingParams
+from localpaged.engine.sampling_params import LARGEST, SamplingParams
 from localpaged.engine.structured_outputs import StructuredOutputs
 from localpaged.errors import InvalidRequestError
 from localpaged.server.tools import Function, Tools
 
+TokenId = Annotated[int, Field(ge=0, le=LARGEST)]
 INERT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 
 
@@ -314,7 +315,7 @@ class ChatBody(SamplingBody):
 class CompletionBody(SamplingBody):
     """POST /v1/completions. prompt: text, token ids, or a list of either."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: Literal[False] | None = None

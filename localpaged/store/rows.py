@@ -10,6 +10,8 @@ from localpaged.store.message import Conversation, Message, Timings, unpack_toke
 
 def fts_query(query: str) -> str | None:
     """Each word as a quoted term, the last one as a prefix. None when there is no word."""
+    # SQLite takes a NUL for the end of the query.
+    query = query.replace("\0", " ")
     words = ['"' + word.replace('"', '""') + '"' for word in query.split() if any(map(str.isalnum, word))]
     return " ".join(words) + "*" if words else None
 
