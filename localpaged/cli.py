@@ -10,6 +10,7 @@ import typer
 
 from localpaged import __version__, bench_cli
 from localpaged.errors import LocalpagedError
+from localpaged.user_cli import user_app
 
 app = typer.Typer(
     name="localpaged",
@@ -19,6 +20,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(user_app, name="user")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Path, or a name of `localpaged list`.")]
@@ -58,13 +61,21 @@ def top(
     epilog="Example: localpaged serve --open   Example: localpaged serve --model owner/name --kv-cache-memory 8G"
 )
 def serve(
-    model: Model = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Path, or a name of `localpaged list`; or the remote's model.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="local, or openai: another server's model (--base-url).")] = None,
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server, such as http://host:8000/v1.")] = None,
+    remote_api_key: Annotated[str | None, typer.Option(help="Key for that server.")] = None,
+    remote_api_key_file: Annotated[Path | None, typer.Option(help="File that holds that key.")] = None,
+    remote_timeout: Annotated[float | None, typer.Option(help="Seconds that server may be silent (300).")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1); others need a key.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (7860); 0 takes a free one.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Key that clients must send.")] = None,
     max_request_bytes: Annotated[str | None, typer.Option(help="Largest body of a request (32M).")] = None,
     request_timeout: Annotated[float | None, typer.Option(help="Seconds between two pieces of a body (30).")] = None,
     max_requests: Annotated[int | None, typer.Option(help="API requests at once, waiting ones too (256).")] = None,
+    stop_timeout: Annotated[float | None, typer.Option(help="Seconds to finish in at the end (8).")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File that holds the key.")] = None,
     allowed_host: Annotated[list[str] | None, typer.Option(help="Further host names to answer to.")] = None,
     allowed_origin: Annotated[list[str] | None, typer.Option(help="Other sites whose pages may call the API.")] = None,
@@ -81,6 +92,7 @@ def serve(
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxBatched = None,
     enable_prefix_caching: Prefix = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
     debug: Annotated[bool | None, typer.Option("--debug", help="Audit the block pool when idle.")] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the browser when it is ready.")] = False,
 ) -> None:

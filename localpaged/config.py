@@ -5,7 +5,7 @@ Engine settings have vLLM's names. docs/settings.md is generated from this file.
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
@@ -41,7 +41,18 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LOCALPAGED_", extra="forbid", protected_namespaces=())
 
-    model: str | None = Field(None, description="Model to run: a path or a name of `localpaged list`.")
+    model: str | None = Field(
+        None, description="Model to run: a path or a name of `localpaged list`; with --base-url one of that server's."
+    )
+    engine: Literal["local", "openai"] = Field(
+        "local", description="local: run the model here. openai: ask the server at --base-url for the answers."
+    )
+    base_url: str | None = Field(
+        None, description="OpenAI-compatible server to ask (vLLM, SGLang, Ray Serve, ...), such as http://host:8000/v1."
+    )
+    remote_api_key: str | None = Field(None, description="Key that the server at --base-url wants of us.")
+    remote_api_key_file: Path | None = Field(None, description="File that holds that key.")
+    remote_timeout: float = Field(300, gt=0, description="Seconds that the server at --base-url may be silent.")
     served_model_name: list[str] = Field([], description="Names of the model in the API, besides its own.")
     host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs an API key.")
     port: int = Field(7860, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -53,6 +64,9 @@ class Settings(BaseSettings):
     request_timeout: float = Field(30, gt=0, description="Seconds that may pass between two pieces of a body.")
     max_requests: int = Field(
         256, ge=1, description="API requests for answers at once, waiting ones too; more get 429."
+    )
+    stop_timeout: float = Field(
+        8, ge=0, description="Seconds that running answers have at the end of the server; then they are parked."
     )
     device: str = Field("auto", description="auto (a CUDA card where there is one), cpu or cuda.")
     dtype: str = Field(
@@ -76,6 +90,9 @@ class Settings(BaseSettings):
     kv_disk_space: Size = Field(
         10 << 30, description="Disk for KV of conversations between turns and runs, such as 10G; 0 keeps none."
     )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="What goes to the terminal and to logs/ in LOCALPAGED_HOME; requests at info."
+    )
     debug: bool = Field(False, description="Audit the block pool whenever the engine is idle.")
 
     @classmethod
@@ -92,20 +109,16 @@ class Settings(BaseSettings):
 
     def key(self) -> str | None:
         """The API key, from wherever it is given. Raises SettingError for a file that cannot be read or is empty."""
-        if self.api_key is not None or self.api_key_file is None:
-            return self.api_key
-        try:
-            key = self.api_key_file.expanduser().read_text().strip()
-        except OSError as error:
-            raise SettingError(f"--api-key-file {self.api_key_file} cannot be read: {error.strerror}.") from error
-        if not key:
-            raise SettingError(f"--api-key-file {self.api_key_file} is empty. Write the key into it.")
-        return key
+        return _key(self.api_key, self.api_key_file, "--api-key-file")
+
+    def remote_key(self) -> str | None:
+        """The key for the server at base_url, likewise."""
+        return _key(self.remote_api_key, self.remote_api_key_file, "--remote-api-key-file")
 
     def engine_config(self, path: Path, name: str, keeps_kv: bool = False) -> EngineConfig:
         """What the engine is started with, for the model at path. Raises SettingError.
 
-        keeps_kv: keep the KV of conversations on disk; one process at a time may.
+        keeps_kv: keep the KV of conversations, and a log, on disk; one process at a time may.
         """
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise SettingError(
@@ -128,7 +141,22 @@ class Settings(BaseSettings):
             kv_disk_space=self.kv_disk_space or 0,
             swap_space=self.swap_space,
             check_when_idle=self.debug,
+            log_folder=str(home() / "logs") if keeps_kv else None,
+            log_level=self.log_level,
         )
+
+
+def _key(key: str | None, file: Path | None, flag: str) -> str | None:
+    if key is not None or file is None:
+        return key
+    try:
+        key = file.expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise SettingError(f"{flag} {file} cannot be read: {reason}.") from error
+    if not key:
+        raise SettingError(f"{flag} {file} is empty. Write the key into it.")
+    return key
 
 
 def load_settings(**flags: Any) -> Settings:

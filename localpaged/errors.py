@@ -29,6 +29,12 @@ class ModelNotFoundError(InvalidRequestError):
     code = "model_not_found"
 
 
+class FeatureAbsentError(InvalidRequestError):
+    """A request for something that the engine that is there cannot do or tell."""
+
+    code = "not_available"
+
+
 class SettingError(LocalpagedError, ValueError):
     """A flag, environment variable or config.toml entry that cannot be used."""
 
@@ -45,6 +51,24 @@ class EngineDeadError(LocalpagedError):
     """The engine process ended while it had work; the next message starts a fresh one."""
 
     code = "engine_dead"
+
+
+class RemoteError(LocalpagedError):
+    """The server that answers for us failed, or refused us."""
+
+    code = "remote"
+
+
+class RemoteAwayError(RemoteError):
+    """The server that answers for us cannot be reached."""
+
+    code = "remote_away"
+
+
+class RemoteBusyError(RemoteError):
+    """The server that answers for us has too much to do."""
+
+    code = "remote_busy"
 
 
 class StoreError(LocalpagedError):

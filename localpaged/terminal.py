@@ -148,11 +148,21 @@ def fetch_status(settings: Settings) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         health = _get(f"{address}/health", headers)
-        return {"address": address, **health, **_get(f"{address}/api/kv", headers)}
+        return {"address": address, **health, **_kv(address, headers)}
     except urllib.error.HTTPError as error:
         raise LocalpagedError(f"The server at {address} says: {_said(error)}.") from error
     except (urllib.error.URLError, ValueError) as error:
         raise LocalpagedError(f"No localpaged server answers at {address}. Start one: localpaged serve.") from error
+
+
+def _kv(address: str, headers: dict[str, str]) -> dict[str, Any]:
+    """The pool; none where the model runs on yet another server."""
+    try:
+        return _get(f"{address}/api/kv", headers)
+    except urllib.error.HTTPError as error:
+        if error.code != 404:
+            raise
+        return {"kv": _said(error), "conversations": []}
 
 
 def _said(error: urllib.error.HTTPError) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from localpaged.errors import InvalidRequestError, ModelError
 from localpaged.models.gguf_header import GgufHeader, read_header
+from localpaged.models.tool_prompt import with_tools_as_text
 
 
 def _byte_by_character() -> dict[str, int]:
@@ -37,6 +38,17 @@ class ChatTokenizer:
     @property
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the template writes tools; where it does not, they are written as tool_prompt.py does."""
+        return "tools" in str(self._tokenizer.chat_template)
+
+    @property
+    def tags_tool_calls(self) -> bool:
+        """Whether a call is a JSON object between <tool_call> and </tool_call>."""
+        template = str(self._tokenizer.chat_template)
+        return not self.knows_tools or ("<tool_call>" in template and "<function=" not in template)
 
     def guidance_tokens(self, vocab_size: int, eos_token_ids: list[int]) -> Any:
         """The vocabulary as llguidance takes it, with vocab_size tokens as the model's logits have."""
@@ -72,9 +84,15 @@ class ChatTokenizer:
             return bytes([int(token[3:5], 16)])
         return str(token).replace("▁", " ").encode()
 
-    def render_chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
         """The messages (role, content) as the template writes them, up to where the answer begins.
 
+        tools: as OpenAI's API has them; assistant messages may have tool_calls, whose arguments are an object.
         Raises InvalidRequestError when the template refuses them.
         """
         if not self.has_chat_template:
@@ -84,9 +102,11 @@ class ChatTokenizer:
             )
         from jinja2 import TemplateError
 
+        if not self.knows_tools:
+            messages, tools = with_tools_as_text(messages, tools), None
         try:
             return self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+                messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except (TemplateError, TypeError, KeyError) as error:
             raise InvalidRequestError(

@@ -10,16 +10,17 @@ from typing import Any
 import httpx
 import uvicorn
 from fakes import FakeEngine, FakeTokenizer
+from fastapi import FastAPI
 
 from localpaged.engine.client import EngineClient
 from localpaged.engine.config import EngineConfig
 from localpaged.engine.messages import Delta, Event, Finished
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import load_tokenizer
-from localpaged.server import anthropic_api, ollama_api, openai_api
+from localpaged.server import anthropic_api, embeddings_api, ollama_api, openai_api
+from localpaged.server.access import Access
 from localpaged.server.app import AppSettings, create_app
 from localpaged.server.limits import RequestLimits
-from localpaged.server.security import Access
 from localpaged.store.store import Store
 
 MODEL = "fake-135M"
@@ -49,7 +50,7 @@ class ApiEngine(FakeEngine):
         self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **leases: Any
     ) -> AsyncIterator[Event]:
         self.goes_on.append(leases.get("goes_on", False))
-        return self._stopping(super().generate(prompt_token_ids, params, request_id), params)
+        return self._stopping(super().generate(prompt_token_ids, params, request_id, **leases), params)
 
     async def _stopping(self, events: AsyncIterator[Event], params: SamplingParams) -> AsyncIterator[Event]:
         stopped = False
@@ -68,6 +69,22 @@ class ApiEngine(FakeEngine):
             await events.aclose()  # type: ignore[attr-defined]
 
 
+def application(
+    engine: Any,
+    store: Store,
+    served_names: list[str] | None = None,
+    tokenizer: Any = None,
+    limits: RequestLimits | None = None,
+    **access: Any,
+) -> FastAPI:
+    """The application with its APIs. tokenizer: the engine's, where it is no scripted one."""
+    tokenizer = tokenizer or engine.tokenizer
+    apis = [openai_api, embeddings_api, ollama_api, anthropic_api]
+    routers = [api.router(engine, lambda: tokenizer, served_names) for api in apis]
+    settings = AppSettings(Access(**access), limits or RequestLimits(), served_names=tuple(served_names or []))
+    return create_app(engine, store, lambda: tokenizer, settings, routers=routers)
+
+
 @contextmanager
 def serving(
     folder: Path,
@@ -78,11 +95,7 @@ def serving(
     **access: Any,
 ) -> Iterator[str]:
     """The application with its APIs; yields its address. tokenizer: the engine's, where it is no scripted one."""
-    tokenizer = tokenizer or engine.tokenizer
-    apis = [openai_api, ollama_api, anthropic_api]
-    routers = [api.router(engine, lambda: tokenizer, served_names) for api in apis]
-    settings = AppSettings(Access(**access), limits or RequestLimits())
-    app = create_app(engine, Store(folder / "chats.db"), lambda: tokenizer, settings, routers=routers)
+    app = application(engine, Store(folder / "chats.db"), served_names, tokenizer, limits, **access)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -18,6 +18,7 @@ from localpaged.engine.messages import (
 )
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import ModelError
+from localpaged.models.tool_prompt import with_tools_as_text
 
 START, END, PAIR = 256, 257, 258
 
@@ -27,6 +28,7 @@ class FakeTokenizer:
 
     eos_token_ids = {END}
     vocab_size = 259
+    tags_tool_calls = True
 
     def __init__(self, strips: bool = False) -> None:
         self.strips = strips  # whether the template trims answers, as many do
@@ -53,7 +55,10 @@ class FakeTokenizer:
         pieces = [names.get(token_id, bytes([token_id]) if token_id < 256 else b"") for token_id in ids]
         return b"".join(pieces).decode(errors="replace")
 
-    def render_chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, tools: list[Any] | None = None
+    ) -> str:
+        messages = with_tools_as_text(messages, tools)
         turns = "".join(
             f"<|im_start|>{message['role']}\n"
             f"{message['content'].strip() if self.strips else message['content']}<|im_end|>\n"
@@ -140,9 +145,19 @@ class FakeEngine(EngineClient):
         return self.info
 
     def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **leases: Any
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **more: Any
     ) -> AsyncIterator[Event]:
+        if more.get("embeds"):
+            return self._embed(prompt_token_ids, request_id or "request")
         return self._generate(prompt_token_ids, params, request_id or "request")
+
+    async def _embed(self, prompt: list[int], request_id: str) -> AsyncIterator[Event]:
+        """The prompt's length and its first token, not of length 1."""
+        n = len(prompt)
+        yield Admitted(request_id=request_id, num_prompt_tokens=n, num_cached_tokens=0)
+        values = [float(n), float(prompt[0]), 0.0]
+        yield Prefilled(request_id=request_id, num_computed_tokens=n, num_prompt_tokens=n, embedding=values)
+        yield Finished(request_id=request_id, num_prompt_tokens=n, num_cached_tokens=0, num_generated_tokens=0)
 
     async def _generate(self, prompt: list[int], params: SamplingParams, request_id: str) -> AsyncIterator[Event]:
         if self.state == "dead":

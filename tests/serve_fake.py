@@ -1,19 +1,22 @@
 """A real server process on the scripted engine, for looking at the page: python tests/serve_fake.py PORT FOLDER.
 
-Environment: FAKE_TOKEN_S (pace), FAKE_LOAD_S, FAKE_LOAD_ERROR, FAKE_API_KEY.
+Environment: FAKE_TOKEN_S (pace), FAKE_LOAD_S, FAKE_LOAD_ERROR, FAKE_API_KEY, FAKE_STOP_TIMEOUT_S,
+FAKE_PAGE (0: the API alone, which starts sooner).
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
-import uvicorn
 from fakes import FakeEngine, FakeTokenizer
 
-from localpaged.server.app import AppSettings, create_app
-from localpaged.server.security import Access
+from localpaged.server import openai_api
+from localpaged.server.access import Access
+from localpaged.server.app import AppSettings, Page, create_app
+from localpaged.server.graceful_server import GracefulServer
+from localpaged.server.serve import listen
 from localpaged.store.store import Store
-from localpaged.ui.page import page
 
 ANSWERS = [
     "**The Lamp Room.** It names the one room where people naturally lower their voices, and it promises light"
@@ -56,6 +59,14 @@ def answer(prompt: str, index: int) -> str:
     return next((text for word, text in SPECIAL.items() if word in asked), ANSWERS[index % 4])
 
 
+def make_page() -> Page | None:
+    if os.environ.get("FAKE_PAGE") == "0":
+        return None
+    from localpaged.ui.page import page
+
+    return page()
+
+
 def main() -> None:
     port, folder = int(sys.argv[1]), Path(sys.argv[2])
     engine = FakeEngine(
@@ -66,8 +77,16 @@ def main() -> None:
         chars_per_token=4,
     )
     settings = AppSettings(Access(api_key=os.environ.get("FAKE_API_KEY")), is_default_model=True)
-    app = create_app(engine, Store(folder / "chats.db"), FakeTokenizer, settings, page())
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+    routers = [openai_api.router(engine, FakeTokenizer)]  # type: ignore[arg-type]
+    app = create_app(engine, Store(folder / "chats.db"), FakeTokenizer, settings, make_page(), routers)
+
+    async def announce() -> None:
+        await engine.wait_ready()
+
+    # uvicorn raises the signal again when it has stopped, as the product expects.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    server = GracefulServer(app, announce, float(os.environ.get("FAKE_STOP_TIMEOUT_S", "1")))
+    server.run(sockets=[listen("127.0.0.1", port)])
 
 
 if __name__ == "__main__":

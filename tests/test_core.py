@@ -10,7 +10,7 @@ from byte_model import BLOCK_SIZE, BYTES_PER_BLOCK, greedy, prompt
 
 from localpaged import LLM, SamplingParams
 from localpaged.engine.llm import RequestOutput
-from localpaged.engine.messages import Delta, Event, Failed, Finished, Generate
+from localpaged.engine.messages import Delta, Event, Failed, Finished, Generate, Prefilled
 from localpaged.errors import InvalidRequestError, PromptTooLongError
 
 
@@ -340,3 +340,35 @@ def test_answers_come_in_the_order_of_their_prompts(llm: LLM) -> None:
 def test_more_requests_than_run_at_once_all_finish(llm: LLM) -> None:
     outputs = llm.generate([prompt(12, salt) for salt in range(30)], SamplingParams(n=2, max_tokens=5, ignore_eos=True))
     assert all(len(candidate.token_ids) == 5 for output in outputs for candidate in output.outputs)
+
+
+def test_an_embedding_is_the_mean_of_transformers_hidden_states_whatever_runs_beside_it(
+    folder: Path, reference: Any
+) -> None:
+    # Chunks of 16 tokens; what was computed before is not skipped.
+    llm = make_llm(folder, max_num_batched_tokens=16)
+    prompts: Any = [prompt(40), prompt(7, 1), prompt(40)]
+    llm.generate(prompts, SamplingParams(max_tokens=1))
+    llm._engine.core.submit(Generate(request_id="other", params=SamplingParams(n=3, max_tokens=20), **prompt(9, 2)))
+    llm._engine.core.step()
+    events: list[Event] = []
+    for index, one in enumerate(prompts):
+        llm._engine.core.submit(
+            Generate(request_id=str(index), params=SamplingParams(max_tokens=1), embeds=True, **one)
+        )
+    while llm._engine.core.has_work:
+        events += llm._engine.core.step()
+    ends = {event.request_id: event for event in events if isinstance(event, Finished)}
+    assert set(ends) == {"other", "0", "1", "2"}
+    assert [ends[str(i)].num_generated_tokens for i in range(3)] == [0, 0, 0]
+    embedded = [event for event in events if isinstance(event, Prefilled) and event.embedding is not None]
+    assert len(embedded) == 3
+    for event in embedded:
+        ids = torch.tensor([prompts[int(event.request_id)]["prompt_token_ids"]])
+        with torch.inference_mode():
+            hidden = reference(ids, output_hidden_states=True).hidden_states[-1]
+        torch.testing.assert_close(torch.tensor(event.embedding), hidden[0].mean(0), atol=1e-4, rtol=1e-4)
+    vectors = llm.embed(prompts)
+    assert vectors[0] == pytest.approx(vectors[2], abs=1e-6) and sum(x * x for x in vectors[1]) == pytest.approx(1)
+    llm._engine.core.check()
+    assert llm.kv_stats()["referenced"] == 0

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "localpaged"
 LINKED = ("kernels", "models", "ui")
 # Who may import whom, besides itself and what belongs to nobody.
-COMMON = {"errors", "home", ""}
+COMMON = {"errors", "home", "", "log"}
 ALLOWED = {
     "kernels": set(),
     "models": {"kernels"},

@@ -164,7 +164,7 @@ def test_another_models_name_is_an_error(client: OpenAI) -> None:
             "response_format",
         ),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "sea " * 9000}]}, "messages"),

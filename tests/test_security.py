@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 from localpaged.errors import SettingError
 from localpaged.server import login
+from localpaged.server.access import Access, check_bind
 from localpaged.server.app import AppSettings, Page, create_app
-from localpaged.server.security import Access, check_bind
 from localpaged.store.store import Store
 
 KEY = "a key of some length"

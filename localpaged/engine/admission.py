@@ -32,4 +32,14 @@ def make_request(command: Generate, scheduler: Scheduler, eos_token_ids: frozens
         raise InvalidRequestError(f"Leases need a conversation and one id for each of the {params.n} answers.", "n")
     # Ranked answers change places at the end, so none of them is kept.
     lease_ids = command.lease_ids if params.num_sequences == params.n and not params.needs_ranking else []
-    return Request(command.request_id, prompt, params, seed, max_tokens, eos_token_ids, command.conversation, lease_ids)
+    return Request(
+        command.request_id,
+        prompt,
+        params,
+        seed,
+        max_tokens,
+        eos_token_ids,
+        command.conversation,
+        lease_ids,
+        command.embeds,
+    )

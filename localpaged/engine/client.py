@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from localpaged.engine.config import EngineConfig
+from localpaged.engine.features import Features
 from localpaged.engine.messages import (
     AskEstimate,
     AskResidency,
@@ -38,6 +39,7 @@ from localpaged.engine.messages import (
     Stats,
     Warm,
 )
+from localpaged.engine.prompt import Prompt
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.engine.wire import HEADER, decode_replies, encode
 from localpaged.errors import EngineDeadError, ModelError
@@ -49,6 +51,8 @@ STOP_TIMEOUT_S = 5.0
 
 class EngineClient:
     """One engine process. All methods belong to the event loop that called start()."""
+
+    features = Features()
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -116,18 +120,21 @@ class EngineClient:
 
     async def generate(
         self,
-        prompt_token_ids: list[int],
+        prompt: Prompt,
         params: SamplingParams,
         request_id: str | None = None,
         conversation: str | None = None,
         lease_ids: list[str] | None = None,
         goes_on: bool = False,
+        embeds: bool = False,
     ) -> AsyncIterator[Event]:
         """Submit one request and yield its events until Finished or Failed; what is not said here is as in Generate.
 
+        prompt: token ids, since there is a tokenizer to make them with.
         Restarts a dead process first. When the process dies under the request the last event is
         Failed with code "engine_dead". Closing the iterator early cancels the request.
         """
+        assert isinstance(prompt, list)
         request_id = request_id or f"request-{next(self._ids)}"
         try:
             await self.restart_if_dead()
@@ -142,11 +149,12 @@ class EngineClient:
             self._send(
                 Generate(
                     request_id=request_id,
-                    prompt_token_ids=prompt_token_ids,
+                    prompt_token_ids=prompt,
                     params=params,
                     conversation=conversation,
                     lease_ids=lease_ids or [],
                     goes_on=goes_on,
+                    embeds=embeds,
                 )
             )
             while not ended:

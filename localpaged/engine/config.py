@@ -10,6 +10,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     weights and KV together) leaves, or what the machine can spare. max_model_len: None takes the
     model's own window, or what the pool holds if that is less. kv_folder: where KV is kept between runs, up to
     kv_disk_space bytes; None keeps none. swap_space: GiB of memory for KV that the pool has no room for.
+    log_folder: where engine.log is written; None writes to stderr alone.
     """
 
     model: str
@@ -28,3 +29,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_disk_space: int = 0
     swap_space: float = 0
     check_when_idle: bool = False
+    log_folder: str | None = None
+    log_level: str = "info"

@@ -178,7 +178,7 @@ class EngineCore:
         )
 
     def _run(self, step: Step) -> list[Event]:
-        every_row = any(chunk.sequence.request.params.prompt_logprobs is not None for chunk in step.prefills)
+        every_row = any(chunk.sequence.request.reads_every_row for chunk in step.prefills)
         hidden = self.runner.forward(step, every_row)
         sizes = [chunk.num_tokens if every_row else 1 for chunk in step.chunks]
         ends = list(accumulate(sizes))
@@ -187,6 +187,9 @@ class EngineCore:
             if chunk.sequence.request.phase is Phase.PREFILL:
                 events.append(self._tell_prefilled(chunk, hidden[end - size : end]))
         self.scheduler.commit(step)
+        for chunk in step.prefills:
+            if chunk.sequence.request.embeds and chunk.sequence.request.phase is Phase.DECODE:
+                events += self._end_embedding(self.jobs[chunk.sequence.request.request_id])
         rows: list[int] = []
         sequences: list[Sequence] = []
         for chunk, end in zip(step.chunks, ends, strict=True):
@@ -320,12 +323,26 @@ class EngineCore:
             self._add_prompt_logprobs(request, hidden, first, num_top)
             if done == request.num_prompt_tokens:
                 report = request.prompt_logprobs
+        embedding = None
+        if request.embeds:
+            job = self.jobs[request.request_id]
+            part = hidden.float().sum(0)
+            job.hidden_sum = part if first == 0 or job.hidden_sum is None else job.hidden_sum + part
+            if done == request.num_prompt_tokens:
+                embedding = (job.hidden_sum / done).tolist()
         return Prefilled(
             request_id=request.request_id,
             num_computed_tokens=done,
             num_prompt_tokens=request.num_prompt_tokens,
             prompt_logprobs=report,
+            embedding=embedding,
         )
+
+    def _end_embedding(self, job: Job) -> list[Event]:
+        for sequence in job.request.live:
+            self.scheduler.finish(sequence, "stop")
+        self.scheduler.retire(job.request)
+        return self._close_if_done(job)
 
     def _add_prompt_logprobs(self, request: Request, hidden: Tensor, first: int, num_top: int) -> None:
         """What each token of the chunk said of the prompt's next one, a few rows of logits at a time."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from localpaged.engine.beam_search import BeamSearch
 from localpaged.engine.block_pool import BlockPool
 from localpaged.engine.detokenizer import Detokenizer
@@ -28,6 +30,8 @@ class Job:
     candidates: list[Candidate]
     beams: BeamSearch | None = None
     num_generated_tokens: int = 0
+    # [C], of the prompt's hidden states so far, where an embedding is asked for.
+    hidden_sum: Tensor | None = None
 
     def delta(
         self,

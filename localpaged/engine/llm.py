@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from localpaged.engine.build import build_engine
 from localpaged.engine.config import EngineConfig
+from localpaged.engine.embedding import unit_length
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Generate, PositionLogprobs, Prefilled
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import EngineDeadError, InvalidRequestError, PromptTooLongError
@@ -100,6 +101,22 @@ class LLM:
             prompts.append({"prompt_token_ids": self._engine.tokenizer.encode(text)})
         return self.generate(prompts, sampling_params, on_event)
 
+    def embed(self, prompts: Prompt | list[Prompt]) -> list[list[float]]:
+        """The mean of each prompt's last hidden states, after the last norm: [C] float32, of length 1.
+
+        A chat model is not trained for this: compare it with an embedding model before you rely on it.
+        """
+        params = SamplingParams(max_tokens=1)
+        outputs = [self._output(prompt, params) for prompt in (prompts if isinstance(prompts, list) else [prompts])]
+        found: dict[str, list[float]] = {}
+
+        def take(event: Event) -> None:
+            if isinstance(event, Prefilled) and event.embedding is not None:
+                found[event.request_id] = unit_length(event.embedding)
+
+        self._run(outputs, params, take, embeds=True)
+        return [found[output.request_id] for output in outputs]
+
     def kv_stats(self) -> dict[str, int | float | str | bool]:
         """The pool's audit: block_size, num_blocks, free, cached, referenced, shared, waste_tokens, ..."""
         return self._engine.core.stats()
@@ -119,6 +136,7 @@ class LLM:
         outputs: list[RequestOutput],
         params: SamplingParams,
         on_event: Callable[[Event], None] | None,
+        embeds: bool = False,
     ) -> list[RequestOutput]:
         core = self._engine.core
         by_id = {output.request_id: output for output in outputs}
@@ -129,6 +147,7 @@ class LLM:
                     prompt_token_ids=output.prompt_token_ids,
                     params=params,
                     goes_on=output.prompt is not None,
+                    embeds=embeds,
                 )
                 self._take(core.submit(command), by_id, on_event)
             while core.has_work:
@@ -146,7 +165,7 @@ class LLM:
             if isinstance(event, Failed):
                 raise _as_error(event)
             if isinstance(event, Admitted):
-                output.num_cached_tokens = event.num_cached_tokens
+                output.num_cached_tokens = event.num_cached_tokens or 0
             elif isinstance(event, Prefilled) and event.prompt_logprobs is not None:
                 output.prompt_logprobs = event.prompt_logprobs
             elif isinstance(event, Delta):

@@ -25,7 +25,7 @@ class Generate(msgspec.Struct, tag=True, kw_only=True):
 
     conversation: whose leases the prompt may start from. lease_ids: one for each candidate, under which its blocks
     are kept when it ends; empty to keep nothing. goes_on: the answer goes on in the middle of the prompt's text, where
-    how a token reads depends on those before it.
+    how a token reads depends on those before it. embeds: no answer, but the mean of the prompt's last hidden states.
     """
 
     request_id: str
@@ -34,6 +34,7 @@ class Generate(msgspec.Struct, tag=True, kw_only=True):
     conversation: str | None = None
     lease_ids: list[str] = []
     goes_on: bool = False
+    embeds: bool = False
 
 
 class Cancel(msgspec.Struct, tag=True):
@@ -139,20 +140,24 @@ class StartFailed(msgspec.Struct, tag=True):
 
 
 class Admitted(msgspec.Struct, tag=True, kw_only=True):
-    """The scheduler has taken the request. num_cached_tokens of the prompt need no computing."""
+    """The scheduler has taken the request. num_cached_tokens of the prompt need no computing.
+
+    Here and in Finished: a remote engine leaves out (None) what it is not told.
+    """
 
     request_id: str
-    num_prompt_tokens: int
-    num_cached_tokens: int
+    num_prompt_tokens: int | None
+    num_cached_tokens: int | None
 
 
 class Prefilled(msgspec.Struct, tag=True, kw_only=True):
-    """So many of the prompt's tokens have their KV."""
+    """So many of the prompt's tokens have their KV. embedding: of the whole prompt, where it was asked for."""
 
     request_id: str
     num_computed_tokens: int
     num_prompt_tokens: int
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    embedding: list[float] | None = None
 
 
 class Delta(msgspec.Struct, tag=True, kw_only=True):
@@ -160,6 +165,7 @@ class Delta(msgspec.Struct, tag=True, kw_only=True):
 
     finish_reason: "stop", "length", "cancelled" or "error". Text may lag behind token ids while it could
     still turn into a stop string or half a character; the last Delta of a candidate carries the rest.
+    num_tokens: of the candidate so far, from an engine that tells their number and not their ids.
     """
 
     request_id: str
@@ -172,15 +178,16 @@ class Delta(msgspec.Struct, tag=True, kw_only=True):
     num_own_blocks: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    num_tokens: int | None = None
 
 
 class Finished(msgspec.Struct, tag=True, kw_only=True):
     """Every candidate has ended and every block that no cache keeps is free."""
 
     request_id: str
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_generated_tokens: int
+    num_prompt_tokens: int | None
+    num_cached_tokens: int | None
+    num_generated_tokens: int | None
 
 
 class Failed(msgspec.Struct, tag=True, kw_only=True):

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -38,23 +39,25 @@ from localpaged.engine.messages import (
 )
 from localpaged.engine.wire import decode_commands, encode, receive
 from localpaged.errors import LocalpagedError
+from localpaged.log import log_to
 
 logger = logging.getLogger(__name__)
 
 
 def main(fd: int) -> None:
     """Serve one engine over the socket until it closes or Shutdown comes."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
     # Ctrl-C in the terminal goes to the whole group; the server decides what ends when.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=fd)
     body = receive(connection)
     if body is None:
         return
+    config = msgspec.msgpack.decode(body, type=EngineConfig)
+    log_to(Path(config.log_folder) if config.log_folder is not None else None, "engine", config.log_level)
     commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
     threading.Thread(target=_read_commands, args=(connection, commands), daemon=True).start()
     try:
-        engine = build_engine(msgspec.msgpack.decode(body, type=EngineConfig))
+        engine = build_engine(config)
     except (LocalpagedError, MemoryError) as error:
         connection.sendall(encode([StartFailed(str(error) or "There is not enough memory for this model.")]))
         return

@@ -10,6 +10,8 @@ from localpaged.errors import InvalidRequestError
 
 MAX_CANDIDATES = 64
 MAX_LOGPROBS = 20
+# Token ids and counts are 32-bit numbers.
+LARGEST = 2**31 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if self.best_of is not None:
                 raise InvalidRequestError("beam_width and best_of exclude each other: give one.", "best_of")
         _in_range("temperature", self.temperature, 0.0, 100.0)
-        _in_range("top_k", self.top_k, 0, None)
+        _in_range("top_k", self.top_k, 0, LARGEST)
         _in_range("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise InvalidRequestError("top_p must be above 0 and at most 1.", "top_p")
@@ -69,11 +71,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("min_tokens", self.min_tokens, 0, None)
+        _in_range("min_tokens", self.min_tokens, 0, LARGEST)
         if self.seed is not None:
             _in_range("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 1, None)
+            _in_range("max_tokens", self.max_tokens, 1, LARGEST)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequestError(
                     f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}: lower min_tokens.",
@@ -84,9 +86,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if value is not None:
                 _in_range(name, value, 0, MAX_LOGPROBS)
         for token_id, bias in self.logit_bias.items():
-            if token_id < 0 or math.isnan(bias):
+            if not 0 <= token_id <= LARGEST or not math.isfinite(bias):
                 raise InvalidRequestError(
-                    f"logit_bias maps token {token_id} to {bias}: token ids are 0 or more, biases numbers.",
+                    f"logit_bias maps token {token_id} to {bias}: token ids are 0 to {LARGEST}, biases finite numbers.",
                     "logit_bias",
                 )
         if self.structured_outputs is not None:
@@ -96,6 +98,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                         f"{name} does not go with structured_outputs, which say where an answer ends: leave one out.",
                         name,
                     )
+        for token_id in self.stop_token_ids:
+            _in_range("stop_token_ids", token_id, 0, LARGEST)
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop has an empty string: leave it out.", "stop")
 
@@ -114,9 +118,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.temperature < 1e-5
 
 
-def _in_range(name: str, value: Any, low: float, high: float | None) -> None:
+def _in_range(name: str, value: Any, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise InvalidRequestError(f"{name} is {value!r}; it must be a number.", name)
-    if value < low or (high is not None and value > high):
-        bounds = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+    if not low <= value <= high:
+        bounds = f"at least {low:g}" if value < low and high == LARGEST else f"from {low:g} to {high:g}"
         raise InvalidRequestError(f"{name} is {value:g}; it must be {bounds}.", name)

@@ -225,11 +225,9 @@ class Scheduler:
             if request.held or num_running + len(request.live) > self.max_num_seqs:
                 break
             sequence = request.leader
-            # Prompt log-probabilities need every position's logits, so nothing of the prompt is skipped.
-            reuse = request.params.prompt_logprobs is None
-            start = (
-                self.manager.find_start(request.prompt_token_ids, request.conversation) if reuse else Start([], 0, 0)
-            )
+            start = Start([], 0, 0)
+            if not request.reads_every_row:
+                start = self.manager.find_start(request.prompt_token_ids, request.conversation)
             if not self._fits_now(request, start):
                 break
             self.waiting.popleft()
@@ -270,7 +268,7 @@ class Scheduler:
             # Up to the end of the prompt, where the candidates part.
             missing = request.num_prompt_tokens - sequence.num_computed
             num_tokens = min(missing, prefill_budget)
-            samples = num_tokens == missing and request.live[0].num_generated == 0
+            samples = num_tokens == missing and request.live[0].num_generated == 0 and not request.embeds
             return Chunk(sequence, num_tokens, samples) if num_tokens > 0 else None
         missing = sequence.num_uncomputed
         if missing == 1:

@@ -104,6 +104,7 @@ class Request:
         eos_token_ids: frozenset[int] = frozenset(),
         conversation: str | None = None,
         lease_ids: list[str] | None = None,
+        embeds: bool = False,
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
@@ -120,10 +121,16 @@ class Request:
         # It waits for KV that is on its way in.
         self.held = False
         self.prompt_logprobs: list[PositionLogprobs | None] = []
+        self.embeds = embeds
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def reads_every_row(self) -> bool:
+        """Whether the hidden states of all of its prompt are needed, so that nothing of it can be skipped."""
+        return self.embeds or self.params.prompt_logprobs is not None
 
     @property
     def live(self) -> list[Sequence]:

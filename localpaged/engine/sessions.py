@@ -33,7 +33,7 @@ class Sessions:
 
     def begin_load(self, request: Request) -> None:
         """Hold a new request for what is below the pool of its prompt, where reading that pays."""
-        if self.tier is not None and request.conversation is not None and request.params.prompt_logprobs is None:
+        if self.tier is not None and request.conversation is not None and not request.reads_every_row:
             request.held = self.tier.begin_load(request.prompt_token_ids, request.conversation, request)
 
     def install(self) -> None:

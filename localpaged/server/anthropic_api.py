@@ -14,11 +14,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Admitted, Event
-from localpaged.errors import LocalpagedError
+from localpaged.errors import FeatureAbsentError, LocalpagedError
 from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.anthropic_schema import CountBody, MessagesBody
+from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.error_response import anthropic_error
 from localpaged.server.generation import CLIENT_CLOSED, Answer, merge, taken, while_connected, whole
 from localpaged.server.served_model import ServedModel
@@ -27,7 +27,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "cancelled": "end_tu
 
 
 def router(
-    engine: EngineClient, tokenizer_provider: Callable[[], ChatTokenizer], served_names: list[str] | None = None
+    engine: EngineHandle, tokenizer_provider: Callable[[], ChatTokenizer] | None, served_names: list[str] | None = None
 ) -> APIRouter:
     """The routes. served_names: what the model is called besides its own name."""
     routes = APIRouter(tags=["anthropic"])
@@ -57,7 +57,10 @@ def router(
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
         await served.named(body.model)
-        return {"input_tokens": len(await served.chat_prompt(*body.prompt_messages()))}
+        prompt = await served.chat_prompt(*body.prompt_messages())
+        if not isinstance(prompt, list):
+            raise FeatureAbsentError("The model's tokenizer is with the server that answers: nothing is counted here.")
+        return {"input_tokens": len(prompt)}
 
     return routes
 
@@ -83,10 +86,14 @@ def end(answer: Answer) -> dict[str, str | None]:
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def usage(answer: Answer) -> dict[str, int]:
-    """The tokens so far. A prompt's are input_tokens and cache_read_input_tokens together."""
+def usage(answer: Answer) -> dict[str, int | None]:
+    """The tokens so far. A prompt's are input_tokens and cache_read_input_tokens together.
+
+    null where a remote engine has not told them; where it does not tell those in its cache, all are input_tokens.
+    """
+    prompt = answer.num_prompt_tokens
     return {
-        "input_tokens": answer.num_prompt_tokens - answer.num_cached_tokens,
+        "input_tokens": None if prompt is None else prompt - (answer.num_cached_tokens or 0),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": answer.num_cached_tokens,
         "output_tokens": answer.num_generated_tokens,

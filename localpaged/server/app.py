@@ -16,29 +16,41 @@ from localpaged import __version__
 from localpaged.engine.client import EngineClient
 from localpaged.errors import (
     EngineDeadError,
+    FeatureAbsentError,
     InvalidRequestError,
     LocalpagedError,
     ModelError,
     ModelNotFoundError,
+    RemoteAwayError,
+    RemoteBusyError,
+    RemoteError,
     StoreError,
 )
-from localpaged.server import chat_api, kv_api, login, transfer_api, tree_api
+from localpaged.server import chat_api, kv_api, login, no_kv_api, responses_api, transfer_api, tree_api
+from localpaged.server.access import Access
+from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.error_response import error_response
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
-from localpaged.server.limits import LimitsMiddleware, RequestLimits
-from localpaged.server.security import Access, SecurityMiddleware
+from localpaged.server.limits import Gate, LimitsMiddleware, RequestLimits
+from localpaged.server.remote_engine import RemoteEngine
+from localpaged.server.request_log import RequestLogMiddleware
+from localpaged.server.security import SecurityMiddleware
 from localpaged.store.message import NotFoundError
 from localpaged.store.store import Store
 
 STATUSES: list[tuple[type[LocalpagedError], int]] = [
     (NotFoundError, 404),
     (ModelNotFoundError, 404),
+    (FeatureAbsentError, 404),
     (ConversationBusyError, 409),
     (InvalidRequestError, 400),
     (StoreError, 503),
     (EngineDeadError, 503),
     (ModelError, 503),
+    (RemoteAwayError, 503),
+    (RemoteBusyError, 429),
+    (RemoteError, 502),
 ]
 HEALTH: dict[str, Any] = {
     "summary": "Whether the model is loaded",
@@ -64,12 +76,13 @@ class AppSettings:
     access: Access = field(default_factory=Access)
     limits: RequestLimits = field(default_factory=RequestLimits)
     is_default_model: bool = False
+    served_names: tuple[str, ...] = ()
 
 
 def create_app(
-    engine: EngineClient,
+    engine: EngineHandle,
     store: Store,
-    tokenizer_provider: Callable[[], Tokenizer],
+    tokenizer_provider: Callable[[], Tokenizer] | None,
     settings: AppSettings | None = None,
     page: Page | None = None,
     routers: Sequence[APIRouter] = (),
@@ -77,7 +90,8 @@ def create_app(
     """The application. It starts the engine when it starts; at its end it stops it and closes the store.
 
     page is localpaged.ui.page.page(); without it there is the API alone. routers come
-    before it, since the page answers for every other path. app.state.jobs is the JobManager.
+    before it, since the page answers for every other path. app.state.jobs is the JobManager, app.state.gate the Gate.
+    tokenizer_provider: None where another server answers.
     """
     settings = settings or AppSettings()
     jobs = JobManager(engine, store, tokenizer_provider)
@@ -96,11 +110,13 @@ def create_app(
 
     app = FastAPI(title="localpaged", version=__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
     app.state.jobs = jobs
+    app.state.gate = Gate()
+    app.state.store = store
     app.add_exception_handler(LocalpagedError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     origins = sorted(settings.access.allowed_origins)
     # Within the guard, so that who may not come in is not counted; within CORS, so that pages can read the refusal.
-    app.add_middleware(LimitsMiddleware, limits=settings.limits)
+    app.add_middleware(LimitsMiddleware, limits=settings.limits, gate=app.state.gate)
     app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(
         SecurityMiddleware,
@@ -108,6 +124,7 @@ def create_app(
         page_head=page.head if page else "",
         page_body=page.body if page else "",
     )
+    app.add_middleware(RequestLogMiddleware)
 
     @app.get("/health", **HEALTH)
     async def health() -> JSONResponse:
@@ -122,7 +139,11 @@ def create_app(
     app.include_router(chat_api.router(engine, store, jobs, tokenizer_provider, settings.is_default_model))
     app.include_router(tree_api.router(store))
     app.include_router(transfer_api.router(engine, store))
-    app.include_router(kv_api.router(engine, store))
+    if isinstance(engine, EngineClient):
+        app.include_router(kv_api.router(engine, store))
+    elif isinstance(engine, RemoteEngine):
+        app.include_router(no_kv_api.router(engine.address))
+    app.include_router(responses_api.router(engine, store, jobs, tokenizer_provider, list(settings.served_names)))
     for router in routers:
         app.include_router(router)
     if page is not None:

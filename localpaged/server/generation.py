@@ -12,23 +12,38 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, Prefilled
-from localpaged.errors import InvalidRequestError, LocalpagedError, PromptTooLongError
+from localpaged.errors import (
+    FeatureAbsentError,
+    InvalidRequestError,
+    LocalpagedError,
+    ModelError,
+    PromptTooLongError,
+    RemoteAwayError,
+    RemoteBusyError,
+    RemoteError,
+)
 
 T = TypeVar("T")
+
+WITH_FIELD = {kind.code: kind for kind in (InvalidRequestError, PromptTooLongError, FeatureAbsentError)}
+WITHOUT_FIELD = {kind.code: kind for kind in (RemoteError, RemoteAwayError, RemoteBusyError, ModelError)}
 
 CLIENT_CLOSED = 499
 
 
 @dataclass(slots=True)
 class Answer:
-    """The one answer of a request as it grows: its text, its end, its counts, and when (ns, of a monotonic clock)."""
+    """The one answer of a request as it grows: its text, its end, its counts, and when (ns, of a monotonic clock).
+
+    A count is None where a remote engine was not told it.
+    """
 
     text: str = ""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_generated_tokens: int = 0
+    num_prompt_tokens: int | None = 0
+    num_cached_tokens: int | None = 0
+    num_generated_tokens: int | None = 0
     begun_at_ns: int = field(default_factory=time.perf_counter_ns)
     prefilled_at_ns: int | None = None
     ended_at_ns: int | None = None
@@ -39,7 +54,11 @@ class Answer:
             raise as_error(event)
         if isinstance(event, Delta):
             self.text += event.text
-            self.num_generated_tokens += len(event.token_ids)
+            if event.token_ids:
+                self.num_generated_tokens = (self.num_generated_tokens or 0) + len(event.token_ids)
+            if event.text and self.prefilled_at_ns is None:
+                # Of another server's prefill this alone is told, that a first word comes after it.
+                self.prefilled_at_ns = time.perf_counter_ns()
             if event.finish_reason is not None:
                 self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
             return event.text
@@ -64,9 +83,10 @@ async def whole(events: AsyncIterator[tuple[int, Event]], answer: Answer) -> Ans
 
 def as_error(event: Failed) -> LocalpagedError:
     """The exception that a Failed event stands for, so that it gets its status code."""
-    kinds = {kind.code: kind for kind in (InvalidRequestError, PromptTooLongError)}
-    if event.code in kinds:
-        return kinds[event.code](event.message, event.param)
+    if event.code in WITH_FIELD:
+        return WITH_FIELD[event.code](event.message, event.param)
+    if event.code in WITHOUT_FIELD:
+        return WITHOUT_FIELD[event.code](event.message)
     error = LocalpagedError(event.message)
     error.code = event.code
     return error

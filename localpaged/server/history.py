@@ -44,12 +44,15 @@ def branch_token_ids(path: list[Message]) -> list[int]:
     return token_ids
 
 
+def chat_messages(system_prompt: str, path: list[Message]) -> list[dict[str, Any]]:
+    """A path as chat templates and other servers know it."""
+    system = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
+    return [*system, *({"role": message.role, "content": message.text} for message in path)]
+
+
 def build_prompt(tokenizer: Tokenizer, system_prompt: str, path: list[Message]) -> Prompt:
     """The prompt that asks for an answer to the last message of a path."""
-    messages = [{"role": message.role, "content": message.text} for message in path]
-    if system_prompt.strip():
-        messages.insert(0, {"role": "system", "content": system_prompt})
-    rendered = tokenizer.render_chat(messages, add_generation_prompt=True)
+    rendered = tokenizer.render_chat(chat_messages(system_prompt, path), add_generation_prompt=True)
     stored = _known(tokenizer, branch_token_ids(path))
     num_kept = _num_agreeing(tokenizer, stored, rendered)
     kept = stored[:num_kept]

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from localpaged.engine.messages import Admitted, Delta, Event, Prefilled
+from localpaged.engine.messages import Admitted, Delta, Event, Finished, Prefilled
 from localpaged.store.message import Message, Timings
 
 JobEvent = dict[str, Any]
@@ -28,6 +28,8 @@ class Candidate:
         self.changed = False
         self.first_token_at: float | None = None
         self.last_token_at = 0.0
+        # What came at first_token_at; the speed is that of what came after it.
+        self.num_first = 1
 
     @property
     def running(self) -> bool:
@@ -51,15 +53,22 @@ class Candidate:
         timings.num_shared_blocks = delta.num_shared_blocks or timings.num_shared_blocks
         timings.num_own_blocks = delta.num_own_blocks or timings.num_own_blocks
         if delta.token_ids:
+            timings.num_tokens = (timings.num_tokens or 0) + len(delta.token_ids)
+        elif delta.num_tokens is not None:
+            timings.num_tokens = self.num_before + delta.num_tokens
+        elif delta.text and self.first_token_at is None:
+            timings.num_tokens = None
+        if delta.token_ids or delta.text:
             self.last_token_at = now
             if self.first_token_at is None:
                 self.first_token_at = now
+                self.num_first = max((timings.num_tokens or 0) - self.num_before, 1)
                 timings.ttft_s = now - begun_at
-            timings.num_tokens += len(delta.token_ids)
+        if timings.num_tokens is not None and self.first_token_at is not None:
             elapsed = self.last_token_at - self.first_token_at
             num_new = timings.num_tokens - self.num_before
-            if num_new > 1 and elapsed > 0:
-                timings.tokens_per_s = (num_new - 1) / elapsed
+            if num_new > self.num_first and elapsed > 0:
+                timings.tokens_per_s = (num_new - self.num_first) / elapsed
         if delta.finish_reason == "error":
             self.end("error", error="The model failed on this answer. Regenerate it.")
         elif delta.finish_reason is not None:
@@ -96,15 +105,25 @@ class Candidate:
 class Job:
     """The answers to one user message, being written; goes_on: the only one had begun before.
 
+    system_prompt: in place of the conversation's, unless None.
+
     phase: "queued", "loading" (the model), "prefill", "decoding", "done". The log only grows; an
     event's id is its place in it.
     """
 
-    def __init__(self, job_id: str, user: Message, candidates: list[Message], goes_on: bool = False) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        user: Message,
+        candidates: list[Message],
+        goes_on: bool = False,
+        system_prompt: str | None = None,
+    ) -> None:
         self.id = job_id
         self.user = user
         self.candidates = [Candidate(message, index) for index, message in enumerate(candidates)]
         self.goes_on = goes_on
+        self.system_prompt = system_prompt
         self.log: list[JobEvent] = []
         self.phase = "queued"
         self.prefill: JobEvent = {"computed": 0, "total": 0, "cached": 0}
@@ -137,9 +156,7 @@ class Job:
                 "total": event.num_prompt_tokens,
                 "cached": event.num_cached_tokens,
             }
-            for candidate in self.candidates:
-                candidate.timings.num_cached_tokens = event.num_cached_tokens
-                candidate.timings.num_computed_tokens = event.num_prompt_tokens - event.num_cached_tokens
+            self._set_prompt(event.num_prompt_tokens, event.num_cached_tokens)
             self.set_phase("prefill")
             self.append({"type": "prefill", **self.prefill})
         elif isinstance(event, Prefilled):
@@ -150,6 +167,17 @@ class Job:
             self.candidates[event.index].gain(event, self._begun_at)
             if time.monotonic() - self._logged_at >= PACE_S:
                 self.log_progress()
+
+    def finish(self, event: Finished) -> None:
+        """Take the engine's last event: some know only then what the prompt took."""
+        if any(candidate.timings.num_cached_tokens is None for candidate in self.candidates):
+            self._set_prompt(event.num_prompt_tokens, event.num_cached_tokens)
+
+    def _set_prompt(self, num_tokens: int | None, num_cached: int | None) -> None:
+        for candidate in self.candidates:
+            candidate.timings.num_cached_tokens = num_cached
+            if num_tokens is not None and num_cached is not None:
+                candidate.timings.num_computed_tokens = num_tokens - num_cached
 
     def log_progress(self) -> None:
         """Put what has gathered since the last time into the log, as one event."""

@@ -12,11 +12,19 @@ from typing import Any
 
 import msgspec
 
-from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Failed, Finished
+from localpaged.engine.prompt import ChatPrompt, Prompt
 from localpaged.engine.sampling_params import SamplingParams
-from localpaged.errors import InvalidRequestError, LocalpagedError, StoreError
-from localpaged.server.history import Tokenizer, beginning_of, branch_token_ids, build_prompt, record_span
+from localpaged.errors import FeatureAbsentError, InvalidRequestError, LocalpagedError, StoreError
+from localpaged.server.engine_handle import EngineHandle
+from localpaged.server.history import (
+    Tokenizer,
+    beginning_of,
+    branch_token_ids,
+    build_prompt,
+    chat_messages,
+    record_span,
+)
 from localpaged.server.job import PACE_S, Job
 from localpaged.store.message import Message, NotFoundError
 from localpaged.store.store import Store
@@ -37,12 +45,13 @@ class JobManager:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: EngineHandle,
         store: Store,
-        tokenizer_provider: Callable[[], Tokenizer],
+        tokenizer_provider: Callable[[], Tokenizer] | None,
         flush_s: float = 1.0,
         keep_s: float = 120.0,
     ) -> None:
+        """tokenizer_provider: None for an engine that is given messages, not token ids."""
         self._engine = engine
         self._store = store
         self._chats = store.conversations
@@ -72,13 +81,13 @@ class JobManager:
             user = await self._store.do(self._chats.add_user_message, conversation_id, parent, text)
             conversation = await self._store.do(self._chats.get, conversation_id)
             if not conversation.title:
-                await self._store.do(self._chats.update, conversation_id, title=_title_of(text))
+                await self._store.do(self._chats.update, conversation_id, title=title_of(text))
             return user
 
         return await self._start(conversation_id, self._add_candidates(add, params), params)
 
-    async def regenerate(self, user_message_id: int, params: SamplingParams) -> Job:
-        """Start further answers to a user message, beside those it has."""
+    async def regenerate(self, user_message_id: int, params: SamplingParams, system_prompt: str | None = None) -> Job:
+        """Start further answers to a user message, beside those it has. system_prompt: None is the conversation's."""
         user = await self._store.do(self._chats.message, user_message_id)
         if user.role != "user":
             raise InvalidRequestError("Only the answers to a user message can be regenerated.", "message")
@@ -86,7 +95,8 @@ class JobManager:
         async def same() -> Message:
             return user
 
-        return await self._start(user.conversation, self._add_candidates(same, params), params)
+        made = self._add_candidates(same, params)
+        return await self._start(user.conversation, made, params, system_prompt=system_prompt)
 
     async def continue_answer(self, message_id: int, params: SamplingParams) -> Job:
         """Write on where an answer was cut off or stopped; nothing that it has is computed again."""
@@ -102,11 +112,17 @@ class JobManager:
             raise InvalidRequestError("This answer is complete. Ask for more in a message.", "message")
         if len(await self._store.do(self._chats.subtree, message_id)) > 1:
             raise InvalidRequestError("Messages follow this answer. Regenerate it, or ask for more.", "message")
+        if not self._engine.features.continue_answer:
+            raise FeatureAbsentError(
+                "The server that answers cannot go on from an answer that has begun. Regenerate it, or ask for more.",
+                "message",
+            )
         self._check_room(branch_token_ids(await self._store.do(self._chats.path_to, message_id)))
 
         async def go_on() -> tuple[Message, list[Message]]:
-            tokenizer = await asyncio.to_thread(self._tokenizer_provider)
-            answer.token_ids, answer.text = beginning_of(tokenizer, answer)
+            if self._tokenizer_provider is not None:
+                tokenizer = await asyncio.to_thread(self._tokenizer_provider)
+                answer.token_ids, answer.text = beginning_of(tokenizer, answer)
             answer.state, answer.finish_reason, answer.error = "running", None, None
             user = await self._store.do(self._chats.message, parent)
             await self._store.do(self._chats.choose, message_id)
@@ -118,7 +134,7 @@ class JobManager:
 
     def _check_room(self, token_ids: list[int]) -> None:
         info = self._engine.info
-        if info is not None and len(token_ids) >= info.max_model_len:
+        if info is not None and info.max_model_len is not None and len(token_ids) >= info.max_model_len:
             raise InvalidRequestError(
                 f"The conversation fills the model's window of {info.max_model_len:,} tokens. Start a new one.",
                 "message",
@@ -161,6 +177,7 @@ class JobManager:
         messages: Coroutine[Any, Any, tuple[Message, list[Message]]],
         params: SamplingParams,
         goes_on: bool = False,
+        system_prompt: str | None = None,
     ) -> Job:
         """Run a job on what `messages` makes: the user message and the answers to write."""
         if conversation_id in self._running:
@@ -172,7 +189,7 @@ class JobManager:
         except BaseException:
             del self._running[conversation_id]
             raise
-        job = Job(uuid.uuid4().hex[:16], user, candidates, goes_on)
+        job = Job(uuid.uuid4().hex[:16], user, candidates, goes_on, system_prompt)
         self._jobs[job.id] = job
         self._running[conversation_id] = job
         self._tasks[job.id] = asyncio.create_task(self._run(job, params))
@@ -208,24 +225,19 @@ class JobManager:
         if self._engine.state == "starting":
             job.set_phase("loading")
             await self._engine.wait_ready()
-        tokenizer = await asyncio.to_thread(self._tokenizer_provider)
-        conversation = await self._store.do(self._chats.get, job.conversation_id)
-        path = await self._store.do(self._chats.path_to, job.user.id)
-        prompt = await asyncio.to_thread(build_prompt, tokenizer, conversation.system_prompt, path)
-        record_span(path[-1], path[:-1], prompt)
-        await self._store.do(self._chats.save_messages, [path[-1]])
-        token_ids = prompt.token_ids + (job.candidates[0].message.token_ids if job.goes_on else [])
+        prompt = await self._prompt(job)
         info = self._engine.info
         if info is not None:
-            room = info.max_model_len - len(token_ids)
-            if params.max_tokens is None or 0 < room < params.max_tokens:
-                params = msgspec.structs.replace(params, max_tokens=max(room, 1))
+            if isinstance(prompt, list) and info.max_model_len is not None:
+                room = info.max_model_len - len(prompt)
+                if params.max_tokens is None or 0 < room < params.max_tokens:
+                    params = msgspec.structs.replace(params, max_tokens=max(room, 1))
             for candidate in job.candidates:
                 candidate.message.model = info.name
         early_stops = [candidate.index for candidate in job.candidates if not candidate.running]
         job.begin()
         async for event in self._engine.generate(
-            token_ids,
+            prompt,
             params,
             job.id,
             conversation=str(job.conversation_id),
@@ -237,11 +249,26 @@ class JobManager:
                     _fail(job, event.code, event.message)
                 return
             if isinstance(event, Finished):
+                job.finish(event)
                 return
             job.take(event)
             for index in early_stops:
                 await self._engine.cancel(job.id, index)
             early_stops = []
+
+    async def _prompt(self, job: Job) -> Prompt:
+        """What the answers go on from, as the engine takes it; the ids of one that takes ids are stored first."""
+        conversation = await self._store.do(self._chats.get, job.conversation_id)
+        system_prompt = conversation.system_prompt if job.system_prompt is None else job.system_prompt
+        path = await self._store.do(self._chats.path_to, job.user.id)
+        begun = job.candidates[0].message if job.goes_on else None
+        if self._tokenizer_provider is None:
+            return ChatPrompt(chat_messages(system_prompt, path), begun.text if begun else "")
+        tokenizer = await asyncio.to_thread(self._tokenizer_provider)
+        prompt = await asyncio.to_thread(build_prompt, tokenizer, system_prompt, path)
+        record_span(path[-1], path[:-1], prompt)
+        await self._store.do(self._chats.save_messages, [path[-1]])
+        return prompt.token_ids + (begun.token_ids if begun else [])
 
     async def _keep_up(self, job: Job) -> None:
         """Show what has gathered at a steady pace, and store it about once a second."""
@@ -250,8 +277,11 @@ class JobManager:
             await asyncio.sleep(PACE_S)
             job.log_progress()
             waited_s += PACE_S
-            num_tokens = sum(candidate.timings.num_tokens for candidate in job.candidates)
-            state = (num_tokens, sum(candidate.running for candidate in job.candidates))
+            # Characters too: the tokens of another server may be counted at the end, or never.
+            size = sum(
+                (candidate.timings.num_tokens or 0) + len(candidate.message.text) for candidate in job.candidates
+            )
+            state = (size, sum(candidate.running for candidate in job.candidates))
             an_answer_ended = state[1] < saved[1]
             if state == saved or (waited_s < self._flush_s and not an_answer_ended):
                 continue
@@ -314,7 +344,7 @@ def lease_id_of(message_id: int) -> str:
     return str(message_id)
 
 
-def _title_of(text: str) -> str:
+def title_of(text: str) -> str:
     line = " ".join(text.split())
     if len(line) <= 60:
         return line
@@ -326,7 +356,7 @@ def _sampling_of(params: SamplingParams) -> dict[str, Any]:
     shown = {"n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"}
     defaults = SamplingParams()
     return {
-        name: getattr(params, name)
+        name: msgspec.to_builtins(getattr(params, name), str_keys=True)
         for name in params.__struct_fields__
         if name in shown or getattr(params, name) != getattr(defaults, name)
     }

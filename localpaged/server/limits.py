@@ -8,11 +8,24 @@ import asyncio
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localpaged.server.error_response import error_response
+from localpaged.server.sound_json import unsound
 
-ANSWER_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"})
+ANSWER_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/api/chat",
+        "/api/generate",
+    }
+)
+IMPORT_PATH = "/api/import"
 RETRY_AFTER_S = 5
 
 
@@ -28,32 +41,46 @@ class RequestLimits:
     max_requests: int = 256
 
 
-class LimitsMiddleware:
-    """Answers 413, 408 and 429 itself; other requests pass."""
+class Gate:
+    """num_requests: for answers of the APIs, running and waiting. stopping: nothing that begins is let in."""
 
-    def __init__(self, app: ASGIApp, limits: RequestLimits) -> None:
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.stopping = False
+
+
+class LimitsMiddleware:
+    """Answers 413, 408, 429, 400 for JSON that cannot be kept and, while the server stops, 503 itself.
+
+    Other requests pass.
+    """
+
+    def __init__(self, app: ASGIApp, limits: RequestLimits, gate: Gate) -> None:
         self.app = app
         self.limits = limits
-        self.num_requests = 0
+        self.gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if scope["method"] != "POST" or scope["path"] not in ANSWER_PATHS:
+        gate, path = self.gate, scope["path"]
+        if gate.stopping and scope["method"] not in ("GET", "HEAD", "OPTIONS") and not path.endswith("/stop"):
+            told = "The server is stopping. Send it again when it is back."
+            await _come_back(error_response(path, 503, "stopping", told))(scope, receive, send)
+            return
+        if scope["method"] != "POST" or path not in ANSWER_PATHS:
             await self._within_size(scope, receive, send)
             return
-        if self.num_requests >= self.limits.max_requests:
-            message = f"The server is busy with {self.num_requests} requests. Try again in {RETRY_AFTER_S} seconds."
-            busy = error_response(scope["path"], 429, "overloaded", message)
-            busy.headers["Retry-After"] = str(RETRY_AFTER_S)
-            await busy(scope, receive, send)
+        if gate.num_requests >= self.limits.max_requests:
+            told = f"The server is busy with {gate.num_requests} requests. Try again in {RETRY_AFTER_S} seconds."
+            await _come_back(error_response(path, 429, "overloaded", told))(scope, receive, send)
             return
-        self.num_requests += 1
+        gate.num_requests += 1
         try:
             await self._within_size(scope, receive, send)
         finally:
-            self.num_requests -= 1
+            gate.num_requests -= 1
 
     async def _within_size(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body first: frameworks take what a body's reading raises for a body that is wrong."""
@@ -81,7 +108,12 @@ class LimitsMiddleware:
             )
             await error_response(path, 413, "request_too_large", told)(scope, receive, send)
             return
-        body: Message | None = {"type": "http.request", "body": b"".join(pieces), "more_body": False}
+        whole_body = b"".join(pieces)
+        # Files that are imported are read by those who know them.
+        if path != IMPORT_PATH and (wrong := unsound(whole_body)) is not None:
+            await error_response(path, 400, "invalid_request", wrong)(scope, receive, send)
+            return
+        body: Message | None = {"type": "http.request", "body": whole_body, "more_body": False}
 
         async def receive_again() -> Message:
             nonlocal body
@@ -91,3 +123,8 @@ class LimitsMiddleware:
             return whole
 
         await self.app(scope, receive_again, send)
+
+
+def _come_back(response: Response) -> Response:
+    response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response

@@ -6,7 +6,7 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from localpaged.server.security import COOKIE, Access
+from localpaged.server.access import COOKIE, Access
 
 FAILURE_DELAY_S = 1.0
 COOKIE_AGE_S = 30 * 24 * 3600
@@ -37,28 +37,35 @@ color:var(--card);cursor:pointer}
 
 
 def router(access: Access) -> APIRouter:
-    """The routes GET and POST /login."""
+    """The routes GET and POST /login, and POST /logout."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/login")
     async def login_page() -> HTMLResponse:
-        return _page("<p>This server needs the key that it was started with.</p>")
+        return _page("<p>This server needs a key: yours, or the one that it was started with.</p>")
 
     @routes.post("/login")
     async def login(request: Request) -> Response:
         fields = parse_qs((await request.body()).decode(errors="replace"))
-        if not access.key_is_right(fields.get("key", [""])[0]):
+        user = access.user_with_key(fields.get("key", [""])[0]) if access.needs_key else ""
+        if user is None:
             await asyncio.sleep(FAILURE_DELAY_S)
-            return _page('<p class="wrong" role="alert">That is not the key of this server.</p>', 401)
+            return _page('<p class="wrong" role="alert">That is nobody’s key on this server.</p>', 401)
         response = RedirectResponse("/", status_code=303)
         response.set_cookie(
             COOKIE,
-            access.session(),
+            access.session(user) if access.needs_key else "",
             max_age=COOKIE_AGE_S,
             httponly=True,
             samesite="strict",
             secure=request.url.scheme == "https",
         )
+        return response
+
+    @routes.post("/logout")
+    async def logout() -> Response:
+        response = RedirectResponse("/login", status_code=303)
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return response
 
     return routes

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Delta, Event
 from localpaged.errors import EngineDeadError
+from localpaged.server.remote_engine import RemoteEngine
 
 GAUGES = {
     "free": "Blocks with no content",
@@ -45,11 +46,10 @@ COUNTERS = {
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class MeteredEngine(EngineClient):
-    """An engine client that measures what comes through it."""
+class Waits:
+    """How long people wait for what comes of requests, in a registry of their own."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._first = Histogram(
             "localpaged_time_to_first_token_seconds",
@@ -64,22 +64,45 @@ class MeteredEngine(EngineClient):
             registry=self.registry,
         )
 
-    async def generate(self, *arguments: Any, **named: Any) -> AsyncIterator[Event]:
+    async def measured(self, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+        """The events of one request as they come. Closing this closes them."""
         start = time.perf_counter()
         last: dict[int, float] = {}
-        events = super().generate(*arguments, **named)
         try:
             async for event in events:
-                if isinstance(event, Delta) and event.token_ids:
+                if isinstance(event, Delta) and (event.token_ids or event.text):
                     now = time.perf_counter()
                     if not last:
                         self._first.observe(now - start)
-                    if event.index in last:
+                    # A piece of text without ids may be of several tokens.
+                    if event.index in last and event.token_ids:
                         self._between.observe(now - last[event.index])
                     last[event.index] = now
                 yield event
         finally:
             await events.aclose()  # type: ignore[attr-defined]
+
+
+class MeteredEngine(EngineClient):
+    """An engine client that measures what comes through it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.waits = Waits()
+
+    def generate(self, *arguments: Any, **named: Any) -> AsyncIterator[Event]:
+        return self.waits.measured(super().generate(*arguments, **named))
+
+
+class MeteredRemote(RemoteEngine):
+    """Another server's engine, measured likewise."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.waits = Waits()
+
+    def generate(self, *arguments: Any, **named: Any) -> AsyncIterator[Event]:
+        return self.waits.measured(super().generate(*arguments, **named))
 
 
 class _Snapshot:
@@ -99,7 +122,7 @@ class _Snapshot:
                 yield CounterMetricFamily(f"localpaged_{name}", text, value=float(self.stats[name]))
 
 
-def router(engine: MeteredEngine) -> APIRouter:
+def router(engine: MeteredEngine | MeteredRemote) -> APIRouter:
     """GET /metrics."""
     routes = APIRouter(tags=["metrics"])
 
@@ -111,6 +134,8 @@ def router(engine: MeteredEngine) -> APIRouter:
             snapshot = _Snapshot(False, {})
         moment = CollectorRegistry(auto_describe=False)
         moment.register(snapshot)
-        return Response(generate_latest(engine.registry) + generate_latest(moment), media_type=CONTENT_TYPE_LATEST)
+        return Response(
+            generate_latest(engine.waits.registry) + generate_latest(moment), media_type=CONTENT_TYPE_LATEST
+        )
 
     return routes

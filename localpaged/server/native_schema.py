@@ -162,6 +162,7 @@ class StateAnswer(Answer):
     engine: Literal["starting", "ready", "dead", "stopped"]
     error: str | None
     model: dict[str, Any] | None
+    features: dict[str, bool]
     is_default_model: bool
     num_conversations: int
     defaults: dict[str, Any]

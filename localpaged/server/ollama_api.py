@@ -19,10 +19,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from localpaged import __version__
-from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import Event, ModelInfo
+from localpaged.engine.prompt import Prompt
 from localpaged.errors import InvalidRequestError, LocalpagedError, ModelNotFoundError
 from localpaged.models.chat_tokenizer import ChatTokenizer
+from localpaged.server.engine_handle import EngineHandle, RemoteModel
 from localpaged.server.generation import CLIENT_CLOSED, Answer, merge, taken, while_connected, whole
 from localpaged.server.ollama_schema import ChatBody, GenerateBody, GenerationBody, Options, ShowBody
 from localpaged.server.served_model import ServedModel
@@ -38,14 +39,14 @@ NEVER = "9999-12-31T23:59:59Z"
 
 
 def router(
-    engine: EngineClient, tokenizer_provider: Callable[[], ChatTokenizer], served_names: list[str] | None = None
+    engine: EngineHandle, tokenizer_provider: Callable[[], ChatTokenizer] | None, served_names: list[str] | None = None
 ) -> APIRouter:
     """The routes. served_names: what the model is called besides its own name."""
     routes = APIRouter(tags=["ollama"])
     served = ServedModel(engine, tokenizer_provider, served_names)
     started = now()
 
-    async def loaded(asked: str) -> ModelInfo:
+    async def loaded(asked: str) -> ModelInfo | RemoteModel:
         """The model, once it is there, if it has that name. Raises ModelNotFoundError."""
         await engine.restart_if_dead()
         info = await engine.wait_ready()
@@ -75,7 +76,7 @@ def router(
             return only_load(body, response_piece)
         clock = Clock(begun_at_ns)
         if body.raw:
-            prompt = (await served.tokenizer()).encode_plain(body.prompt)
+            prompt = await served.plain_prompt(body.prompt)
         else:
             prompt = await served.chat_prompt(body.prompt_messages())
         return await answer(engine, request, body, prompt, info, response_piece, clock, goes_on=bool(body.raw))
@@ -91,13 +92,10 @@ def router(
         info = engine.info if engine.state == "ready" else None
         if info is None:
             return {"models": []}
-        size = info.weight_bytes + info.num_blocks * info.bytes_per_block
-        running = {
-            "size": size,
-            "size_vram": 0 if info.device.startswith("cpu") else size,
-            "context_length": info.max_model_len,
-            "expires_at": NEVER,
-        }
+        running: dict[str, Any] = {"context_length": info.max_model_len, "expires_at": NEVER}
+        if isinstance(info, ModelInfo):
+            size = info.weight_bytes + info.num_blocks * info.bytes_per_block
+            running |= {"size": size, "size_vram": 0 if info.device.startswith("cpu") else size}
         return {"models": [entry(name, info) | running for name in await served.names()]}
 
     @routes.post("/api/show", response_model=None)
@@ -108,12 +106,13 @@ def router(
             raise InvalidRequestError("model is missing: name the model to show.", "model")
         info = await loaded(asked)
         family = family_of(info)
+        window = {} if info.max_model_len is None else {f"{family}.context_length": info.max_model_len}
         return {
             "modelfile": "",
             "parameters": "",
             "template": "",
             "details": details(info),
-            "model_info": {"general.architecture": family, f"{family}.context_length": info.max_model_len},
+            "model_info": {"general.architecture": family, **window},
             "capabilities": ["completion"],
             "modified_at": started,
         }
@@ -133,10 +132,13 @@ class Clock:
         self.loaded_at_ns = time.perf_counter_ns()
 
     def report(self, answer: Answer) -> dict[str, int]:
-        """The final object's counts and durations. The wait for a free place counts as the prompt's time."""
+        """The final object's counts and durations. The wait for a free place counts as the prompt's time.
+
+        Counts that a remote engine was not told are left out.
+        """
         ended = answer.ended_at_ns or time.perf_counter_ns()
         prefilled = answer.prefilled_at_ns or ended
-        return {
+        counts = {
             "total_duration": ended - self.begun_at_ns,
             "load_duration": self.loaded_at_ns - self.begun_at_ns,
             "prompt_eval_count": answer.num_prompt_tokens,
@@ -144,6 +146,7 @@ class Clock:
             "eval_count": answer.num_generated_tokens,
             "eval_duration": ended - prefilled,
         }
+        return {name: count for name, count in counts.items() if count is not None}
 
 
 def chat_piece(text: str) -> dict[str, Any]:
@@ -155,18 +158,19 @@ def response_piece(text: str) -> dict[str, Any]:
 
 
 async def answer(
-    engine: EngineClient,
+    engine: EngineHandle,
     request: Request,
     body: GenerationBody,
-    prompt: list[int],
-    info: ModelInfo,
+    prompt: Prompt,
+    info: ModelInfo | RemoteModel,
     piece: Piece,
     clock: Clock,
     goes_on: bool = False,
 ) -> Response:
     """Run the prompt and answer as a stream or at once."""
     options, structured = body.options or Options(), body.structured_outputs()
-    params = options.sampling_params(len(prompt), info.max_model_len, structured)
+    num_tokens = len(prompt) if isinstance(prompt, list) else None
+    params = options.sampling_params(num_tokens, info.max_model_len, structured)
     growing = Answer()
     events = merge([engine.generate(prompt, params, f"ollama-{uuid.uuid4().hex}", goes_on=goes_on)])
     if body.streams:
@@ -227,13 +231,16 @@ async def read(request: Request, kind: type[Body]) -> Body:
         raise RequestValidationError(error.errors()) from error
 
 
-def entry(name: str, info: ModelInfo) -> dict[str, Any]:
-    """The model in a list. Its digest tells models apart; it is not that of their files."""
+def entry(name: str, info: ModelInfo | RemoteModel) -> dict[str, Any]:
+    """The model in a list. Its digest tells models apart; it is not that of their files. No remote tells its size."""
+    if isinstance(info, RemoteModel):
+        digest = hashlib.sha256(f"{info.address} {info.name}".encode()).hexdigest()
+        return {"name": name, "model": name, "digest": digest, "details": details(info)}
     digest = hashlib.sha256(f"{info.name} {info.architecture} {info.weight_bytes}".encode()).hexdigest()
     return {"name": name, "model": name, "size": info.weight_bytes, "digest": digest, "details": details(info)}
 
 
-def details(info: ModelInfo) -> dict[str, Any]:
+def details(info: ModelInfo | RemoteModel) -> dict[str, Any]:
     family = family_of(info)
     return {
         "parent_model": "",
@@ -241,10 +248,12 @@ def details(info: ModelInfo) -> dict[str, Any]:
         "family": family,
         "families": [family],
         "parameter_size": "",
-        "quantization_level": info.dtype,
+        "quantization_level": info.dtype if isinstance(info, ModelInfo) else "",
     }
 
 
-def family_of(info: ModelInfo) -> str:
-    """What Ollama calls the architecture: LlamaForCausalLM is llama."""
+def family_of(info: ModelInfo | RemoteModel) -> str:
+    """What Ollama calls the architecture: LlamaForCausalLM is llama. A remote does not tell."""
+    if isinstance(info, RemoteModel):
+        return "unknown"
     return info.architecture.removesuffix("ForCausalLM").lower()

@@ -67,13 +67,17 @@ class Options(BaseModel):
         return {name: value for name, value in options.items() if name not in INERT and name not in NEUTRAL}
 
     def sampling_params(
-        self, num_prompt_tokens: int, window: int, structured: StructuredOutputs | None = None
+        self, num_prompt_tokens: int | None, window: int | None, structured: StructuredOutputs | None = None
     ) -> SamplingParams:
-        """As the engine takes them. window: the model's, in tokens. Raises InvalidRequestError naming the option."""
+        """As the engine takes them. window: the model's, in tokens. Raises InvalidRequestError naming the option.
+
+        num_prompt_tokens: None for a remote engine. Not every one knows top_k: it is sent where it is asked for.
+        """
+        default_top_k = 0 if num_prompt_tokens is None else 40
         values = {
             "temperature": 0.8 if self.temperature is None else self.temperature,
             # Ollama takes 0 and less for every token.
-            "top_k": 40 if self.top_k is None else max(self.top_k, 0),
+            "top_k": default_top_k if self.top_k is None else max(self.top_k, 0),
             "top_p": 0.9 if self.top_p is None else self.top_p,
             "min_p": self.min_p,
             "seed": None if self.seed == -1 else self.seed,
@@ -91,8 +95,8 @@ class Options(BaseModel):
             name = OPTION_NAMES.get(param, param)
             raise InvalidRequestError(str(error).replace(param, name), name) from error
 
-    def _max_tokens(self, num_prompt_tokens: int, window: int) -> int | None:
-        if self.num_ctx is not None and not 1 <= self.num_ctx <= window:
+    def _max_tokens(self, num_prompt_tokens: int | None, window: int | None) -> int | None:
+        if self.num_ctx is not None and window is not None and not 1 <= self.num_ctx <= window:
             raise InvalidRequestError(
                 f"num_ctx is {self.num_ctx:,} and the model's window is {window:,}. Ask for 1 to {window:,} tokens, or "
                 "leave it out.",
@@ -103,6 +107,11 @@ class Options(BaseModel):
         if self.num_predict == -2:
             if self.num_ctx is None or self.num_ctx == window:
                 return None
+            if num_prompt_tokens is None:
+                raise InvalidRequestError(
+                    "num_predict -2 counts the prompt's tokens, which only the server that answers can. Give a number.",
+                    "num_predict",
+                )
             if num_prompt_tokens >= self.num_ctx:
                 raise InvalidRequestError(
                     f"The prompt has {num_prompt_tokens:,} tokens and num_ctx is {self.num_ctx:,}: num_predict -2 "

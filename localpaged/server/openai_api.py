@@ -8,62 +8,27 @@ each choice has its role, the last one its finish_reason; usage comes last where
 import json
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from localpaged.engine.client import EngineClient
-from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, PositionLogprobs, TokenLogprob
+from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished
+from localpaged.engine.prompt import Prompt
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import ChatTokenizer
+from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.generation import CLIENT_CLOSED, as_error, merge, taken, while_connected
+from localpaged.server.openai_choice import ChatChoice, CompletionChoice, Usage
 from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody
-from localpaged.server.reasoning import ReasoningSplitter, begins_within
-from localpaged.server.served_model import ServedModel
-
-# Tokens that tell how a prompt ends.
-PROMPT_END = 8
-FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "error": "stop"}
-
-
-@dataclass(slots=True)
-class Choice:
-    """One candidate as it grows."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-
-
-@dataclass(slots=True)
-class Usage:
-    """Tokens of all prompts and choices; a prompt counts once, however many choices it has."""
-
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-
-    def add(self, event: Finished) -> None:
-        self.prompt += event.num_prompt_tokens
-        self.cached += event.num_cached_tokens
-        self.completion += event.num_generated_tokens
-
-    def report(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }
+from localpaged.server.served_model import ServedModel, TokenNames
+from localpaged.server.tools import Tools
 
 
 def router(
-    engine: EngineClient, tokenizer_provider: Callable[[], ChatTokenizer], served_names: list[str] | None = None
+    engine: EngineHandle, tokenizer_provider: Callable[[], ChatTokenizer] | None, served_names: list[str] | None = None
 ) -> APIRouter:
     """The routes. served_names: what the model is called besides its own name."""
     routes = APIRouter(tags=["openai"])
@@ -89,177 +54,79 @@ def router(
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         model = await served.named(body.model)
-        params = body.params()
-        prompt = await served.chat_prompt([message.as_template_message() for message in body.messages])
-        tokenizer = await served.tokenizer()
-        shape = ChatShape(model, tokenizer, begins_within(tokenizer.decode(prompt[-PROMPT_END:])))
-        return await answer(engine, request, body, params, [prompt], shape)
+        tools = body.tool_use()
+        params = body.params(tools, await served.tags_tool_calls())
+        prompt = await served.chat_prompt(body.template_messages(), tools=tools.for_template())
+        shape = chat_shape(await served.token_names(), tools, await served.begins_within(prompt))
+        return await answer(engine, request, body, model, params, [prompt], shape)
 
     @routes.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
         model = await served.named(body.model)
         params = body.params()
-        tokenizer = await served.tokenizer()
-        prompts = [tokenizer.encode_plain(p) if isinstance(p, str) else p for p in body.prompts()]
-        return await answer(engine, request, body, params, prompts, CompletionShape(model, tokenizer))
+        prompts = [await served.plain_prompt(prompt) for prompt in body.prompts()]
+        shape = completion_shape(await served.token_names())
+        return await answer(engine, request, body, model, params, prompts, shape)
 
     return routes
 
 
-class ChatShape:
-    """How chat answers are written."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How an API writes its answers. goes_on: they begin where the prompt ends, perhaps within a line."""
 
-    prefix = "chatcmpl"
-    goes_on = False
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def __init__(self, model: str, tokenizer: ChatTokenizer, thinks: bool = False) -> None:
-        """thinks: answers begin within what the model thinks."""
-        self.model = model
-        self.tokenizer = tokenizer
-        self._splitters: defaultdict[int, ReasoningSplitter] = defaultdict(lambda: ReasoningSplitter(thinks))
-
-    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        splitter = self._splitters[index]
-        reasoning, text = map("".join, zip(splitter.push(choice.text), splitter.finish(), strict=True))
-        thought = {"reasoning_content": reasoning} if reasoning else {}
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None} | thought,
-            "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason,
-        }
-
-    def first_chunk(self, index: int) -> dict[str, Any] | None:
-        delta = {"role": "assistant", "content": "", "refusal": None}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
-        return {
-            "index": index,
-            "delta": self._delta(*self._splitters[index].push(delta.text)),
-            "logprobs": self._logprobs(delta.logprobs or []),
-            "finish_reason": None,
-        }
-
-    def rest_chunk(self, index: int) -> dict[str, Any] | None:
-        """What was held back until the answer's end, if anything."""
-        delta = self._delta(*self._splitters[index].finish())
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} if delta else None
-
-    @staticmethod
-    def _delta(reasoning: str, text: str) -> dict[str, str]:
-        parts = {"reasoning_content": reasoning, "content": text}
-        return {name: part for name, part in parts.items() if part}
-
-    def last_chunk(self, index: int, reason: str) -> dict[str, Any]:
-        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
-
-    def _logprobs(self, positions: list[PositionLogprobs]) -> dict[str, Any] | None:
-        if not positions:
-            return None
-        content = [
-            self._token(position.chosen) | {"top_logprobs": [self._token(token) for token in position.top]}
-            for position in positions
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: TokenLogprob) -> dict[str, Any]:
-        return {
-            "token": self.tokenizer.token_text(token.token_id),
-            "logprob": token.logprob,
-            "bytes": list(self.tokenizer.token_bytes(token.token_id)),
-        }
+    prefix: str
+    object: str
+    chunk_object: str
+    goes_on: bool
+    new_choice: Callable[[int], ChatChoice | CompletionChoice]
 
 
-class CompletionShape:
-    """How plain completions are written."""
+def chat_shape(tokenizer: TokenNames, tools: Tools, thinks: bool) -> Shape:
+    """thinks: answers begin within what the model thinks."""
 
-    prefix = "cmpl"
-    goes_on = True  # where the prompt ends, perhaps within a line
-    object = "text_completion"
-    chunk_object = "text_completion"
+    def new_choice(index: int) -> ChatChoice:
+        return ChatChoice(index, tokenizer, tools, thinks)
 
-    def __init__(self, model: str, tokenizer: ChatTokenizer) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-
-    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        return {
-            "index": index,
-            "text": choice.text,
-            "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason,
-        }
-
-    def first_chunk(self, index: int) -> dict[str, Any] | None:
-        return None
-
-    def rest_chunk(self, index: int) -> dict[str, Any] | None:
-        return None
-
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
-        return {
-            "index": index,
-            "text": delta.text,
-            "logprobs": self._logprobs(delta.logprobs or []),
-            "finish_reason": None,
-        }
-
-    def last_chunk(self, index: int, reason: str) -> dict[str, Any]:
-        return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
-
-    def _logprobs(self, positions: list[PositionLogprobs]) -> dict[str, Any] | None:
-        if not positions:
-            return None
-        text = self.tokenizer.token_text
-        tokens = [text(position.chosen.token_id) for position in positions]
-        offsets = [0]
-        for token in tokens[:-1]:
-            offsets.append(offsets[-1] + len(token))
-        return {
-            "tokens": tokens,
-            "token_logprobs": [position.chosen.logprob for position in positions],
-            "top_logprobs": [{text(t.token_id): t.logprob for t in position.top} for position in positions],
-            "text_offset": offsets,
-        }
+    return Shape("chatcmpl", "chat.completion", "chat.completion.chunk", False, new_choice)
 
 
-Shape = ChatShape | CompletionShape
+def completion_shape(tokenizer: TokenNames) -> Shape:
+    return Shape("cmpl", "text_completion", "text_completion", True, lambda index: CompletionChoice(index, tokenizer))
 
 
 async def answer(
-    engine: EngineClient,
+    engine: EngineHandle,
     request: Request,
     body: SamplingBody,
+    model: str,
     params: SamplingParams,
-    prompts: list[list[int]],
+    prompts: list[Prompt],
     shape: Shape,
 ) -> Response:
     """Run the prompts side by side and answer at once or as a stream; choice p * n + i is prompt p's i."""
     answer_id = f"{shape.prefix}-{uuid.uuid4().hex}"
-    head = {"id": answer_id, "created": int(time.time()), "model": shape.model}
+    head = {"id": answer_id, "created": int(time.time()), "model": model}
+    choices: Any = [shape.new_choice(index) for index in range(params.n * len(prompts))]
     events = merge(
         [engine.generate(prompt, params, f"{answer_id}-{i}", goes_on=shape.goes_on) for i, prompt in enumerate(prompts)]
     )
     if body.stream:
         include_usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = stream(await taken(events), head, params.n, shape, include_usage)
+        chunks = stream(await taken(events), head | {"object": shape.chunk_object}, params.n, choices, include_usage)
         return StreamingResponse(
             chunks,
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},
         )
-    choices = [Choice() for _ in range(params.n * len(prompts))]
     usage = await while_connected(request, collect(events, params.n, choices))
     if usage is None:
         return Response(status_code=CLIENT_CLOSED)
-    written = [shape.choice(index, choice) for index, choice in enumerate(choices)]
-    return JSONResponse(head | {"object": shape.object, "choices": written, "usage": usage.report()})
+    written = [choice.written() for choice in choices]
+    return JSONResponse(head | {"object": shape.object, "choices": written, "usage": usage.report(choices)})
 
 
-async def collect(events: AsyncIterator[tuple[int, Event]], n: int, choices: list[Choice]) -> Usage:
+async def collect(events: AsyncIterator[tuple[int, Event]], n: int, choices: list[ChatChoice]) -> Usage:
     """Read all events into choices. Raises what a Failed one stands for."""
     usage = Usage()
     async for prompt, event in events:
@@ -268,12 +135,7 @@ async def collect(events: AsyncIterator[tuple[int, Event]], n: int, choices: lis
         if isinstance(event, Finished):
             usage.add(event)
         elif isinstance(event, Delta):
-            choice = choices[prompt * n + event.index]
-            choice.text += event.text
-            choice.token_ids += event.token_ids
-            choice.logprobs += event.logprobs or []
-            if event.finish_reason is not None:
-                choice.finish_reason = FINISH_REASONS[event.finish_reason]
+            choices[prompt * n + event.index].take(event)
     return usage
 
 
@@ -281,11 +143,10 @@ async def stream(
     events: AsyncIterator[tuple[int, Event]],
     head: dict[str, Any],
     n: int,
-    shape: Shape,
+    choices: list[ChatChoice],
     include_usage: bool,
 ) -> AsyncIterator[str]:
     """The events as server-sent chunks of all choices, interleaved as they come."""
-    head = head | {"object": shape.chunk_object}
     usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
     usage = Usage()
 
@@ -294,20 +155,16 @@ async def stream(
 
     async for prompt, event in events:
         if isinstance(event, Admitted):
-            for index in range(n):
-                first = shape.first_chunk(prompt * n + index)
-                if first is not None:
+            for choice in choices[prompt * n : (prompt + 1) * n]:
+                # A request that was put aside for others is admitted again.
+                if choice.num_tokens == 0 and (first := choice.first_chunk()) is not None:
                     yield line(first)
         elif isinstance(event, Delta):
-            index = prompt * n + event.index
-            if event.text or event.logprobs:
-                chunk = shape.chunk(index, event)
-                if chunk.get("delta", True) or chunk["logprobs"]:
-                    yield line(chunk)
-            if event.finish_reason is not None:
-                if (rest := shape.rest_chunk(index)) is not None:
-                    yield line(rest)
-                yield line(shape.last_chunk(index, FINISH_REASONS[event.finish_reason]))
+            choice = choices[prompt * n + event.index]
+            if (chunk := choice.chunk(choice.take(event))) is not None:
+                yield line(chunk)
+            if choice.finish_reason is not None:
+                yield line(choice.last_chunk())
         elif isinstance(event, Finished):
             usage.add(event)
         elif isinstance(event, Failed):
@@ -315,7 +172,7 @@ async def stream(
             yield sse({"error": error})
             return
     if include_usage:
-        yield sse(head | {"choices": [], "usage": usage.report()})
+        yield sse(head | {"choices": [], "usage": usage.report(choices)})
     yield "data: [DONE]\n\n"
 
 

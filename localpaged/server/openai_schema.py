@@ -7,14 +7,18 @@ beyond OpenAI's (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_
 chat) are named as in vLLM.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from localpaged.engine.sampling_params import SamplingParams
+from localpaged.engine.sampling_params import LARGEST, SamplingParams
 from localpaged.engine.structured_outputs import StructuredOutputs
 from localpaged.errors import InvalidRequestError
+from localpaged.server.tools import Function, Tools
 
+TokenId = Annotated[int, Field(ge=0, le=LARGEST)]
 INERT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 
 
@@ -133,12 +137,6 @@ class SamplingBody(BaseModel):
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.use_beam_search:
             values["beam_width"] = values.pop("best_of", None) or self.n
-        if self.structured_outputs is not None:
-            if structured is not None:
-                raise InvalidRequestError(
-                    "response_format and structured_outputs exclude each other: give one.", "structured_outputs"
-                )
-            structured = self.structured_outputs.outputs()
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
             n=self.n,
@@ -166,24 +164,98 @@ class TextPart(BaseModel):
     text: str
 
 
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """With its arguments as an object, as chat templates want them; what is no JSON stays text."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except ValueError:
+            arguments = self.function.arguments
+        return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+
+
 class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[Any] | None = Field(default=None, max_length=0)
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
 
-    def as_template_message(self) -> dict[str, str]:
-        """role and content as chat templates know them."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        thought = {} if self.reasoning_content is None else {"reasoning_content": self.reasoning_content}
-        return {"role": "system" if self.role == "developer" else self.role, "content": content} | thought
+    @model_validator(mode="after")
+    def _has_what_its_role_needs(self) -> "ChatMessage":
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise PydanticCustomError("content", "content is missing")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "tool_calls belong to messages of the assistant")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise PydanticCustomError("tool_call_id", "tool_call_id belongs to each message of a tool, and to no other")
+        return self
+
+    def as_template_message(self) -> dict[str, Any]:
+        """As chat templates know it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or [])
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class FunctionDefinition(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def as_function(self) -> Function:
+        given = {name: value for name, value in self.function if value is not None}
+        return Function(**given)
+
+
+class FunctionName(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+
+
+class NamedToolChoice(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class ChatBody(SamplingBody):
@@ -197,12 +269,31 @@ class ChatBody(SamplingBody):
     response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
         None
     )
-    tools: list[Any] | None = Field(default=None, max_length=0)
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
 
-    def params(self) -> SamplingParams:
+    def tool_use(self) -> Tools:
+        """Raises InvalidRequestError that names the field."""
+        choice = self.tool_choice or "auto"
+        return Tools(
+            functions=tuple(tool.as_function() for tool in self.tools or []),
+            choice=("function", choice.function.name) if isinstance(choice, NamedToolChoice) else choice,
+            parallel=self.parallel_tool_calls is not False,
+        )
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The messages as chat templates know them. A tool's answer has its function's name, which some want."""
+        messages = [message.as_template_message() for message in self.messages]
+        names = {call["id"]: call["function"]["name"] for m in messages for call in m.get("tool_calls", [])}
+        return [
+            message | {"name": names[message["tool_call_id"]]} if message.get("tool_call_id") in names else message
+            for message in messages
+        ]
+
+    def params(self, tools: Tools, tags_calls: bool) -> SamplingParams:
+        """tags_calls: the model writes calls between tags."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
@@ -211,20 +302,28 @@ class ChatBody(SamplingBody):
             structured = StructuredOutputs(json=self.response_format.json_schema.schema_, param="response_format")
         elif isinstance(self.response_format, JsonObjectFormat):
             structured = StructuredOutputs(json_object=True, param="response_format")
+        if self.structured_outputs is not None:
+            if structured is not None:
+                raise InvalidRequestError(
+                    "response_format and structured_outputs exclude each other: give one.", "structured_outputs"
+                )
+            structured = self.structured_outputs.outputs()
+        structured = tools.guide(structured, tags_calls)
         return self.sampling_params(limit, (self.top_logprobs or 0) if self.logprobs else None, structured)
 
 
 class CompletionBody(SamplingBody):
     """POST /v1/completions. prompt: text, token ids, or a list of either."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: Literal[False] | None = None
     suffix: None = None
 
     def params(self) -> SamplingParams:
-        return self.sampling_params(self.max_tokens, self.logprobs)
+        structured = self.structured_outputs.outputs() if self.structured_outputs is not None else None
+        return self.sampling_params(self.max_tokens, self.logprobs, structured)
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt on its own."""

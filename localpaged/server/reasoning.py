@@ -25,6 +25,11 @@ class ReasoningSplitter:
         self._within = begun
         self._held = ""
 
+    @property
+    def within(self) -> bool:
+        """Whether the text so far ends within what the model thinks."""
+        return self._within
+
     def push(self, text: str) -> tuple[str, str]:
         """(reasoning, answer) that a further piece brings; what may yet turn out to be a tag is held back."""
         self._held += text

@@ -6,24 +6,18 @@ Policy whose scripts carry a nonce, so that markup inside a message cannot run a
 Sources: https://www.w3.org/TR/CSP3/, https://web.dev/articles/fetch-metadata, RFC 6454.
 """
 
-import hashlib
-import hmac
-import ipaddress
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localpaged.errors import SettingError
+from localpaged.server.access import Access
 from localpaged.server.error_response import error_response
 
-COOKIE = "localpaged_session"
 OPEN_PATHS = {"/health", "/login", "/favicon.ico", "/static/localpaged/favicon.svg"}
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
@@ -43,73 +37,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
-
-
-def check_bind(host: str, api_key: str | None) -> None:
-    """Refuse to listen beyond this machine without a key. Raises SettingError."""
-    if not is_loopback(host) and not api_key:
-        raise SettingError(
-            f"The address {host} can be reached from other machines. Set a key with --api-key (or"
-            " LOCALPAGED_API_KEY), or leave --host at 127.0.0.1."
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address stays on this machine."""
-    name = host.strip("[]").lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-@dataclass(frozen=True)
-class Access:
-    """Which names the server answers to, which other sites' pages may call it, and its key."""
-
-    bind_host: str = "127.0.0.1"
-    api_key: str | None = None
-    allowed_hosts: frozenset[str] = frozenset()
-    allowed_origins: frozenset[str] = frozenset()
-
-    def allows_host(self, header: str | None) -> bool:
-        name = _host_name(header or "")
-        if is_loopback(name) or name in {host.lower() for host in self.allowed_hosts}:
-            return True
-        if is_loopback(self.bind_host):
-            return False
-        # Reachable from outside: an address cannot be rebound by DNS, a name must be known.
-        return name == self.bind_host.lower() or _is_address(name)
-
-    def allows_origin(self, origin: str, host: str | None) -> bool:
-        if origin in self.allowed_origins:
-            return True
-        return origin != "null" and urlsplit(origin).netloc.lower() == (host or "").lower()
-
-    def session(self) -> str:
-        """What a logged-in browser's cookie holds: derived from the key, without giving it away."""
-        return hmac.new((self.api_key or "").encode(), b"localpaged session 1", hashlib.sha256).hexdigest()
-
-    def key_is_right(self, key: str) -> bool:
-        return self.api_key is None or hmac.compare_digest(key.encode(), self.api_key.encode())
-
-    def knows(self, headers: Headers) -> bool:
-        """Whether a request carries the key or a session made from it."""
-        if self.api_key is None:
-            return True
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.key_is_right(token.strip()):
-            return True
-        # As Anthropic's API has it.
-        if (key := headers.get("x-api-key")) is not None and self.key_is_right(key.strip()):
-            return True
-        try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return False
-        return morsel is not None and hmac.compare_digest(morsel.value.encode(), self.session().encode())
 
 
 class SecurityMiddleware:
@@ -158,7 +85,14 @@ class SecurityMiddleware:
                 "A page of another site sent this request. Open localpaged's own address, or allow"
                 " that site with --allowed-origin.",
             )
-        if scope["method"] == "OPTIONS" or path in OPEN_PATHS or self.access.knows(headers):
+        if scope["method"] == "OPTIONS" or path in OPEN_PATHS:
+            return None
+        try:
+            user = self.access.user_of(headers)
+        except SettingError as error:
+            return error_response(path, 503, error.code, str(error))
+        if user is not None:
+            scope.setdefault("state", {})["user"] = user
             return None
         if scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
             return RedirectResponse("/login", status_code=303)
@@ -234,17 +168,3 @@ class _Page:
 
 def _without(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[tuple[bytes, bytes]]:
     return [header for header in headers if header[0] != name]
-
-
-def _host_name(header: str) -> str:
-    """The name of a Host header, without its port."""
-    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@]+)(?::\d+)?", header)
-    return match.group(1).lower().rstrip(".") if match else ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True

@@ -3,19 +3,17 @@
 import asyncio
 import errno
 import fcntl
-import logging
 import os
 import signal
 import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import IO
 
-import uvicorn
 from fastapi import FastAPI
 
 from localpaged.config import Settings
@@ -23,71 +21,89 @@ from localpaged.engine.client import EngineClient
 from localpaged.engine.messages import ModelInfo
 from localpaged.errors import ModelError, SettingError
 from localpaged.home import home
+from localpaged.log import log_to
 from localpaged.models.chat_tokenizer import ChatTokenizer, load_tokenizer
 from localpaged.models.gguf_header import read_header
 from localpaged.models.locate import LocatedModel, locate_model
-from localpaged.server import anthropic_api, metrics, ollama_api, openai_api
+from localpaged.server import anthropic_api, embeddings_api, metrics, ollama_api, openai_api
+from localpaged.server.access import Access, check_bind
 from localpaged.server.app import AppSettings, Page, create_app
+from localpaged.server.engine_handle import RemoteModel
+from localpaged.server.graceful_server import GracefulServer
 from localpaged.server.limits import RequestLimits
-from localpaged.server.security import Access, check_bind
+from localpaged.server.remote_config import remote_config
+from localpaged.server.users import Users
 from localpaged.store.store import Store
-
-STOP_TIMEOUT_S = 5
 
 
 def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = False) -> None:
     """Run the server. Raises SettingError, ModelError and StoreError before it listens."""
     key = settings.key()
-    check_bind(settings.host, key)
-    model = locate_model(settings.model)
-    check_model(model.path)
+    users = Users(home() / "users.json")
+    check_bind(settings.host, key, users)
+    remote = remote_config(settings)
+    model = locate_model(settings.model) if remote is None else None
+    if model is not None:
+        check_model(model.path)
     listener = listen(settings.host, settings.port)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     home().mkdir(parents=True, exist_ok=True)
+    log_to(home() / "logs", "server", settings.log_level)
     lock = lock_home(home(), listener.getsockname()[1])
     store = Store(home() / "chats.db")
-    access = Access(settings.host, key, frozenset(settings.allowed_host), frozenset(settings.allowed_origin))
+    access = Access(settings.host, key, frozenset(settings.allowed_host), frozenset(settings.allowed_origin), users)
     # uvicorn stops in good order on SIGTERM and then raises it again: that is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    engine = metrics.MeteredEngine(settings.engine_config(model.path, model.name, keeps_kv=True))
-    # The model loads while the page's libraries are imported.
-    engine.launch()
+    engine: metrics.MeteredEngine | metrics.MeteredRemote
+    if model is not None:
+        engine = metrics.MeteredEngine(settings.engine_config(model.path, model.name, keeps_kv=True))
+        # The model loads while the page's libraries are imported.
+        engine.launch()
+    else:
+        assert remote is not None
+        engine = metrics.MeteredRemote(remote)
     try:
         app = build_app(settings, model, store, access, engine, page())
         address = f"http://{_shown_host(settings.host)}:{listener.getsockname()[1]}"
-        config = uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=STOP_TIMEOUT_S, server_header=False, ws="none"
-        )
-        _Server(config, lambda: _announce(address, engine, model, open_browser)).run(sockets=[listener])
+        server = GracefulServer(app, lambda: _announce(address, engine, model, open_browser), settings.stop_timeout)
+        server.run(sockets=[listener])
     finally:
-        engine.kill()
+        if isinstance(engine, EngineClient):
+            engine.kill()
         lock.close()
-    if engine.start_error is not None and engine.info is None:
+    if isinstance(engine, EngineClient) and engine.start_error is not None and engine.info is None:
         raise ModelError(engine.start_error)
 
 
 def build_app(
     settings: Settings,
-    model: LocatedModel,
+    model: LocatedModel | None,
     store: Store,
     access: Access,
-    engine: metrics.MeteredEngine,
+    engine: metrics.MeteredEngine | metrics.MeteredRemote,
     page: Page | None,
 ) -> FastAPI:
-    """The application with every router; it starts and stops the engine."""
+    """The application with every router; it starts and stops the engine. model: None where another server has it."""
+    tokenizer = _tokenizer_of(model) if model is not None else None
+    apis = [openai_api, ollama_api, anthropic_api]
+    routers = [api.router(engine, tokenizer, settings.served_model_name) for api in apis]
+    if isinstance(engine, EngineClient) and tokenizer is not None:
+        routers.append(embeddings_api.router(engine, tokenizer, settings.served_model_name))
+    routers.append(metrics.router(engine))
+    limits = RequestLimits(settings.max_request_bytes or 0, settings.request_timeout, settings.max_requests)
+    is_default = model is not None and model.embedded
+    app_settings = AppSettings(access, limits, is_default, tuple(settings.served_model_name))
+    return create_app(engine, store, tokenizer, app_settings, page, routers)
+
+
+def _tokenizer_of(model: LocatedModel) -> Callable[[], ChatTokenizer]:
+    """The tokenizer, loaded beside the engine, so that the first message does not wait for it."""
 
     @cache
     def tokenizer() -> ChatTokenizer:
         return load_tokenizer(model.path)
 
-    # Loaded beside the engine, so that the first message does not wait for it.
     threading.Thread(target=tokenizer, daemon=True).start()
-    apis = [openai_api, ollama_api, anthropic_api]
-    routers = [api.router(engine, tokenizer, settings.served_model_name) for api in apis]
-    routers.append(metrics.router(engine))
-    limits = RequestLimits(settings.max_request_bytes or 0, settings.request_timeout, settings.max_requests)
-    return create_app(engine, store, tokenizer, AppSettings(access, limits, model.embedded), page, routers)
+    return tokenizer
 
 
 def lock_home(folder: Path, port: int) -> IO[str]:
@@ -134,31 +150,23 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
-    """A server that says where it is once it listens, and ends when the model cannot be loaded."""
-
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(config)
-        self._announce = announce
-        self._announcing: asyncio.Task[None] | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._announcing = asyncio.create_task(self._tell())
-
-    async def _tell(self) -> None:
-        try:
-            await self._announce()
-        except ModelError:
-            self.should_exit = True
-
-
-async def _announce(address: str, engine: EngineClient, model: LocatedModel, open_browser: bool) -> None:
-    print(f"Loading {model.name} …", flush=True)
-    info = await engine.wait_ready()
-    lines = [f"localpaged is ready:  {address}", "", describe_model(info), "Stop it with Ctrl-C."]
-    if model.embedded:
+async def _announce(
+    address: str,
+    engine: metrics.MeteredEngine | metrics.MeteredRemote,
+    model: LocatedModel | None,
+    open_browser: bool,
+) -> None:
+    if model is not None:
+        print(f"Loading {model.name} …", flush=True)
+    try:
+        about = describe_model(await engine.wait_ready())
+    except ModelError as error:
+        if isinstance(engine, EngineClient):
+            raise
+        # Another server may come later.
+        about = str(error)
+    lines = [f"localpaged is ready:  {address}", "", about, "Stop it with Ctrl-C."]
+    if model is not None and model.embedded:
         lines[3:3] = [
             "This embedded model is very small: good for trying things out, not for answers to rely on.",
             "A better one:  localpaged pull Qwen/Qwen3-0.6B  then  localpaged serve --model Qwen/Qwen3-0.6B",
@@ -170,8 +178,10 @@ async def _announce(address: str, engine: EngineClient, model: LocatedModel, ope
         await asyncio.to_thread(webbrowser.open, address)
 
 
-def describe_model(info: ModelInfo) -> str:
+def describe_model(info: ModelInfo | RemoteModel) -> str:
     """One line for the person who started it."""
+    if isinstance(info, RemoteModel):
+        return f"{info.name} on {info.address}"
     tokens = info.num_blocks * info.block_size
     return (
         f"{info.name} on {info.device}, {tokens:,} tokens of KV in {info.num_blocks:,} blocks, "

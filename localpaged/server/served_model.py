@@ -1,20 +1,39 @@
-"""The one model behind the HTTP APIs: the names it answers to and its tokenizer."""
+"""The one model behind the HTTP APIs: the names it answers to, and its prompts in the form that its engine takes."""
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, Protocol
 
-from localpaged.engine.client import EngineClient
-from localpaged.errors import ModelError, ModelNotFoundError
+from localpaged.engine.prompt import ChatPrompt, Prompt
+from localpaged.errors import FeatureAbsentError, ModelError, ModelNotFoundError
 from localpaged.models.chat_tokenizer import ChatTokenizer
+from localpaged.models.tool_prompt import with_tools_as_text
+from localpaged.server.engine_handle import EngineHandle
+from localpaged.server.reasoning import begins_within
+from localpaged.server.remote_engine import RemoteEngine
+
+# Tokens that tell how a prompt ends.
+PROMPT_END = 8
+
+
+class TokenNames(Protocol):
+    """What reports of log-probabilities need of a tokenizer."""
+
+    def token_text(self, token_id: int, /) -> str: ...
+
+    def token_bytes(self, token_id: int, /) -> bytes: ...
 
 
 class ServedModel:
     """An engine's model under its names; those of another one are refused, never answered by this one."""
 
     def __init__(
-        self, engine: EngineClient, tokenizer_provider: Callable[[], ChatTokenizer], served_names: list[str] | None
+        self,
+        engine: EngineHandle,
+        tokenizer_provider: Callable[[], ChatTokenizer] | None,
+        served_names: list[str] | None,
     ) -> None:
-        """served_names: what the model is called besides its own name."""
+        """served_names: what the model is called besides its own name. tokenizer_provider: None for a remote engine."""
         self._engine = engine
         self._tokenizer_provider = tokenizer_provider
         self._served_names = served_names or []
@@ -37,12 +56,42 @@ class ServedModel:
         return asked or known[0]
 
     async def tokenizer(self) -> ChatTokenizer:
+        """Raises FeatureAbsentError where another server keeps it."""
+        if self._tokenizer_provider is None:
+            raise FeatureAbsentError(
+                "This needs the model's tokenizer, which the server that answers does not give to others. Ask it there."
+            )
         return await asyncio.to_thread(self._tokenizer_provider)
 
-    async def chat_prompt(self, messages: list[dict[str, str]], begun: str = "") -> list[int]:
-        """The token ids of a conversation up to its next answer, of which begun is already written.
+    async def token_names(self) -> TokenNames:
+        """The texts of the tokens that events number."""
+        return self._engine.vocabulary if isinstance(self._engine, RemoteEngine) else await self.tokenizer()
 
-        Raises InvalidRequestError when the model's template refuses the messages.
+    async def begins_within(self, prompt: Prompt) -> bool:
+        """Whether an answer to this begins within what the model thinks; a remote does not tell."""
+        if not isinstance(prompt, list) or self._tokenizer_provider is None:
+            return False
+        return begins_within((await self.tokenizer()).decode(prompt[-PROMPT_END:]))
+
+    async def plain_prompt(self, prompt: str | list[int]) -> Prompt:
+        """A prompt that no template wraps: token ids are taken as they are."""
+        if isinstance(prompt, list) or self._tokenizer_provider is None:
+            return prompt
+        return (await self.tokenizer()).encode_plain(prompt)
+
+    async def tags_tool_calls(self) -> bool:
+        """Whether calls of tools are to be expected between tags, as they are where the tools are told as text."""
+        return self._tokenizer_provider is None or (await self.tokenizer()).tags_tool_calls
+
+    async def chat_prompt(
+        self, messages: list[dict[str, Any]], begun: str = "", tools: list[dict[str, Any]] | None = None
+    ) -> Prompt:
+        """A conversation up to its next answer, of which begun is already written: token ids, or for a remote the text.
+
+        tools: what may be called, as chat templates take it; a remote is told in the text. Raises InvalidRequestError
+        when the model's template refuses the messages.
         """
+        if self._tokenizer_provider is None:
+            return ChatPrompt(with_tools_as_text(messages, tools), begun)
         tokenizer = await self.tokenizer()
-        return await asyncio.to_thread(tokenizer.encode, tokenizer.render_chat(messages) + begun)
+        return await asyncio.to_thread(tokenizer.encode, tokenizer.render_chat(messages, tools=tools) + begun)

@@ -8,8 +8,9 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
-from localpaged.engine.client import EngineClient
 from localpaged.errors import InvalidRequestError, StoreError
+from localpaged.server.engine_handle import EngineHandle
+from localpaged.server.mine import Mine
 from localpaged.server.native_schema import Imported, answers
 from localpaged.store.export_json import JsonExport
 from localpaged.store.export_markdown import MarkdownExport, markdown_of
@@ -25,10 +26,9 @@ FILE_TYPES = ("application/json", "application/zip", "application/octet-stream")
 DOWNLOAD = "A file to keep: JSON for importing it again, or Markdown for reading it."
 
 
-def router(engine: EngineClient, store: Store) -> APIRouter:
+def router(engine: EngineHandle, store: Store) -> APIRouter:
     """The routes of export and import."""
     routes = APIRouter(prefix="/api", tags=["export and import"])
-    chats = store.conversations
 
     def download(summary: str, *errors: int, markdown: str) -> dict[str, Any]:
         described = answers(summary, None, DOWNLOAD, 400, *errors)
@@ -39,8 +39,8 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
         "/conversations/{conversation_id}/export",
         **download("Download a conversation", 404, markdown="text/markdown"),
     )
-    async def export_one(conversation_id: int, format: Format = "json") -> Response:
-        transcript = await store.do(read_transcript, chats, conversation_id)
+    async def export_one(mine: Mine, conversation_id: int, format: Format = "json") -> Response:
+        transcript = await store.do(read_transcript, mine, conversation_id)
         if format == "markdown":
             text = await asyncio.to_thread(markdown_of, transcript)
             return _download(text, "text/markdown; charset=utf-8", file_name(transcript.title, ".md"))
@@ -49,16 +49,16 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
         return _download(data, export.media_type, file_name(transcript.title, export.suffix))
 
     @routes.get("/export", **download("Download all conversations", markdown="application/zip"))
-    async def export_all(format: Format = "json") -> Response:
+    async def export_all(mine: Mine, format: Format = "json") -> Response:
         """As JSON, or as a zip archive with a Markdown document for each. Written while it is read."""
         export = MarkdownExport() if format == "markdown" else JsonExport()
-        ids = await store.do(conversation_ids, chats)
+        ids = await store.do(conversation_ids, mine)
 
         async def pieces() -> AsyncIterator[bytes]:
             yield export.begin()
             for conversation_id in ids:
                 try:
-                    transcript = await store.do(read_transcript, chats, conversation_id)
+                    transcript = await store.do(read_transcript, mine, conversation_id)
                 except NotFoundError:
                     continue  # It was deleted meanwhile.
                 yield await asyncio.to_thread(export.add, transcript)
@@ -71,7 +71,7 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
         **answers("Import conversations", Imported, "What was imported and what was left out.", 400, 413, 503),
         openapi_extra={"requestBody": {"required": True, "content": dict.fromkeys(FILE_TYPES, BINARY)}},
     )
-    async def import_file(request: Request) -> dict[str, Any]:
+    async def import_file(mine: Mine, request: Request) -> dict[str, Any]:
         """The body is the file: an export of this program, of ChatGPT (conversations.json or the zip), of Open WebUI.
 
         Nothing is stored unless the whole file can be read. What has no place here is counted in `skipped`.
@@ -82,7 +82,7 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
         imported: list[int] = []
         for transcript in parsed.transcripts:
             try:
-                imported.append(await store.do(write_transcript, chats, transcript))
+                imported.append(await store.do(write_transcript, mine, transcript))
             except StoreError as error:
                 done = f"{len(imported)} of {len(parsed.transcripts)} conversations were imported: {imported}."
                 raise StoreError(f"{error} {done}") from error

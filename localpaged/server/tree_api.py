@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from localpaged.server.chat_api import conversation_json, message_json
+from localpaged.server.mine import Mine
 from localpaged.server.native_schema import BranchAnswer, ConversationAnswer, FoundMessages, TreeAnswer, answers
 from localpaged.store.message_search import search_messages
 from localpaged.store.store import Store
@@ -25,15 +26,14 @@ class CopyTitle(BaseModel):
 def router(store: Store) -> APIRouter:
     """The routes of trees, copies and the search."""
     routes = APIRouter(prefix="/api", tags=["conversations"])
-    chats = store.conversations
 
     @routes.get(
         "/conversations/{conversation_id}/tree",
         **answers("Every message of a conversation", TreeAnswer, "The whole tree, whatever is shown.", 404),
     )
-    async def tree(conversation_id: int) -> dict[str, Any]:
-        conversation = await store.do(chats.get, conversation_id)
-        messages = await store.do(messages_of, chats, conversation_id)
+    async def tree(mine: Mine, conversation_id: int) -> dict[str, Any]:
+        conversation = await store.do(mine.get, conversation_id)
+        messages = await store.do(messages_of, mine, conversation_id)
         chosen = {message.chosen_child for message in messages} | {conversation.chosen_root}
         return {
             "conversation": conversation_json(conversation),
@@ -44,17 +44,17 @@ def router(store: Store) -> APIRouter:
         "/messages/{message_id}/branch",
         **answers("The path to a message", BranchAnswer, "The messages from the root to this one.", 404),
     )
-    async def branch(message_id: int) -> dict[str, Any]:
-        await store.do(chats.message, message_id)
-        return {"messages": [message_json(message) for message in await store.do(chats.path_to, message_id)]}
+    async def branch(mine: Mine, message_id: int) -> dict[str, Any]:
+        await store.do(mine.message, message_id)
+        return {"messages": [message_json(message) for message in await store.do(mine.path_to, message_id)]}
 
     @routes.post(
         "/conversations/{conversation_id}/duplicate",
         **answers("Copy a conversation", ConversationAnswer, "The copy, with every branch.", 400, 404, status=201),
     )
-    async def duplicate_conversation(conversation_id: int, body: CopyTitle | None = None) -> dict[str, Any]:
+    async def duplicate_conversation(mine: Mine, conversation_id: int, body: CopyTitle | None = None) -> dict[str, Any]:
         """Token ids are copied too, so the copy starts from what is kept of the original's KV."""
-        return conversation_json(await store.do(duplicate, chats, conversation_id, body.title if body else None))
+        return conversation_json(await store.do(duplicate, mine, conversation_id, body.title if body else None))
 
     @routes.post(
         "/messages/{message_id}/fork",
@@ -62,22 +62,23 @@ def router(store: Store) -> APIRouter:
             "Branch into a new conversation", ConversationAnswer, "It ends with this message.", 400, 404, status=201
         ),
     )
-    async def fork(message_id: int, body: CopyTitle | None = None) -> dict[str, Any]:
+    async def fork(mine: Mine, message_id: int, body: CopyTitle | None = None) -> dict[str, Any]:
         """Copy the messages from the root to this one, with their token ids, into a conversation of their own."""
-        return conversation_json(await store.do(branch_off, chats, message_id, body.title if body else None))
+        return conversation_json(await store.do(branch_off, mine, message_id, body.title if body else None))
 
     @routes.get(
         "/search",
         **answers("Find messages by their words", FoundMessages, "The latest first, from every branch.", 400, 404),
     )
     async def search(
+        mine: Mine,
         query: str,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
         before: Annotated[int | None, Query(ge=0, le=LARGEST_ID)] = None,
         conversation: Annotated[int | None, Query(ge=0, le=LARGEST_ID)] = None,
     ) -> dict[str, Any]:
         """Every word must be there, the last one as a beginning. For the next page give `next` as `before`."""
-        hits = await store.do(search_messages, chats, query, limit + 1, before, conversation)
+        hits = await store.do(search_messages, mine, query, limit + 1, before, conversation)
         page = hits[:limit]
         return {"hits": msgspec.to_builtins(page), "next": page[-1].message if len(hits) > limit else None}
 

@@ -16,20 +16,32 @@ from localpaged.store.message import (
     Role,
     SearchHit,
     State,
-    Timings,
     Turn,
     pack_token_ids,
-    unpack_token_ids,
 )
+from localpaged.store.rows import conversation_of, fts_query, message_of
 
 _UPDATABLE = {"title", "system_prompt", "settings", "pinned", "kv_pinned"}
 
 
 class Conversations:
-    """Every method is one transaction. Raises StoreError for the file, InvalidRequestError for ids."""
+    """Every method is one transaction. Raises StoreError for the file, InvalidRequestError for ids.
 
-    def __init__(self, database: Database) -> None:
+    owner: the user whose conversations these are, others are as if they were not there; None: everybody's.
+    """
+
+    def __init__(self, database: Database, owner: str | None = None) -> None:
         self._db = database
+        self.owner = owner
+
+    def of(self, owner: str) -> "Conversations":
+        """One user's."""
+        return Conversations(self._db, owner)
+
+    @property
+    def mine(self) -> str:
+        """The condition for rows of conversations; its value is `owner`."""
+        return "(:owner IS NULL OR conversations.owner = :owner)"
 
     @property
     def database(self) -> Database:
@@ -46,30 +58,35 @@ class Conversations:
 
     def insert(self, connection: Any, row: dict[str, Any]) -> int:
         """Add a conversation's row within a transaction; its id."""
+        row = row | {"owner": self.owner or ""}
         names, marks = ", ".join(row), ", ".join("?" * len(row))
         cursor = connection.execute(f"INSERT INTO conversations ({names}) VALUES ({marks})", tuple(row.values()))
         return int(cursor.lastrowid)
 
     def get(self, conversation_id: int) -> Conversation:
-        rows = self._db.rows("SELECT * FROM conversations WHERE id = ? AND deleted IS NULL", [conversation_id])
+        rows = self._db.rows(
+            f"SELECT * FROM conversations WHERE id = :id AND deleted IS NULL AND {self.mine}",
+            {"id": conversation_id, "owner": self.owner},
+        )
         if not rows:
             raise NotFoundError(
                 f"There is no conversation {conversation_id}. It was deleted, or the address is wrong.",
                 "conversation",
             )
-        return _conversation(rows[0])
+        return conversation_of(rows[0])
 
     def search(self, query: str = "", limit: int = 500) -> list[SearchHit]:
         """The pinned ones first, then the latest used; with a query those whose title or text match."""
         match = fts_query(query)
         if match is None:
             rows = self._db.rows(
-                "SELECT * FROM conversations WHERE deleted IS NULL ORDER BY pinned DESC, updated DESC, id DESC LIMIT ?",
-                [limit],
+                f"SELECT * FROM conversations WHERE deleted IS NULL AND {self.mine}"
+                " ORDER BY pinned DESC, updated DESC, id DESC LIMIT :limit",
+                {"limit": limit, "owner": self.owner},
             )
-            return [SearchHit(conversation=_conversation(row)) for row in rows]
+            return [SearchHit(conversation=conversation_of(row)) for row in rows]
         rows = self._db.rows(
-            """
+            f"""
             WITH hits AS (
                 SELECT rowid AS conversation, 0 AS source, 0 AS message,
                        snippet(conversations_fts, 0, char(2), char(3), '…', 16) AS snippet
@@ -86,15 +103,17 @@ class Conversations:
             )
             SELECT conversations.*, best.snippet FROM best
             JOIN conversations ON conversations.id = best.conversation
-            WHERE place = 1 AND deleted IS NULL
+            WHERE place = 1 AND deleted IS NULL AND {self.mine}
             ORDER BY pinned DESC, updated DESC, conversations.id DESC LIMIT :limit
             """,
-            {"match": match, "limit": limit},
+            {"match": match, "limit": limit, "owner": self.owner},
         )
-        return [SearchHit(conversation=_conversation(row), snippet=row["snippet"]) for row in rows]
+        return [SearchHit(conversation=conversation_of(row), snippet=row["snippet"]) for row in rows]
 
     def count(self) -> int:
-        rows = self._db.rows("SELECT count(*) AS n FROM conversations WHERE deleted IS NULL")
+        rows = self._db.rows(
+            f"SELECT count(*) AS n FROM conversations WHERE deleted IS NULL AND {self.mine}", {"owner": self.owner}
+        )
         return int(rows[0]["n"])
 
     def with_pinned_kv(self) -> list[int]:
@@ -126,7 +145,10 @@ class Conversations:
 
     def restore(self, conversation_id: int) -> Conversation:
         with self._db.transaction() as connection:
-            connection.execute("UPDATE conversations SET deleted = NULL WHERE id = ?", (conversation_id,))
+            connection.execute(
+                f"UPDATE conversations SET deleted = NULL WHERE id = :id AND {self.mine}",
+                {"id": conversation_id, "owner": self.owner},
+            )
         return self.get(conversation_id)
 
     def purge_deleted(self, older_than_s: float = 0.0) -> int:
@@ -141,8 +163,8 @@ class Conversations:
     def message(self, message_id: int) -> Message:
         rows = self._db.rows(
             "SELECT messages.* FROM messages JOIN conversations ON conversations.id = conversation"
-            " WHERE messages.id = ? AND deleted IS NULL",
-            [message_id],
+            f" WHERE messages.id = :id AND deleted IS NULL AND {self.mine}",
+            {"id": message_id, "owner": self.owner},
         )
         if not rows:
             raise NotFoundError(
@@ -152,13 +174,19 @@ class Conversations:
 
     def add_user_message(self, conversation_id: int, parent: int | None, text: str) -> Message:
         """Add a user message under an answer, or as a root, and show it."""
+        return self.add_turns(conversation_id, parent, [("user", text)])
+
+    def add_turns(self, conversation_id: int, parent: int | None, turns: list[tuple[Role, str]]) -> Message:
+        """Add (role, text) messages, each under the one before, the first under parent; show and return the last."""
         self.get(conversation_id)
         if parent is not None and self.message(parent).conversation != conversation_id:
             raise InvalidRequestError(f"Message {parent} is not part of conversation {conversation_id}.", "parent")
         with self._db.transaction() as connection:
-            message_id = _insert(connection, conversation_id, parent, "user", text, "complete")
-            _show(connection, message_id)
-        return self.message(message_id)
+            for role, text in turns:
+                parent = _insert(connection, conversation_id, parent, role, text, "complete")
+                _show(connection, parent)
+        assert parent is not None
+        return self.message(parent)
 
     def add_candidates(self, parent: int, count: int, model: str | None, sampling: dict[str, Any]) -> list[Message]:
         """Add running, empty answers under a user message.
@@ -262,6 +290,7 @@ class Conversations:
         """The messages from the root to this one. Empty for None."""
         if message_id is None:
             return []
+        self.message(message_id)
         rows = self._db.rows(
             "WITH RECURSIVE path AS ("
             " SELECT messages.*, 0 AS height FROM messages WHERE id = ?"
@@ -354,44 +383,3 @@ def _show(connection: Any, message_id: int) -> None:
         ).fetchone()
         _choose(connection, conversation, parent, child)
         child = parent
-
-
-def fts_query(query: str) -> str | None:
-    """Each word as a quoted term, the last one as a prefix. None when there is no word."""
-    words = ['"' + word.replace('"', '""') + '"' for word in query.split() if any(map(str.isalnum, word))]
-    return " ".join(words) + "*" if words else None
-
-
-def _conversation(row: dict[str, Any]) -> Conversation:
-    return Conversation(
-        id=row["id"],
-        title=row["title"],
-        system_prompt=row["system_prompt"],
-        settings=json.loads(row["settings"]),
-        pinned=bool(row["pinned"]),
-        kv_pinned=bool(row["kv_pinned"]),
-        chosen_root=row["chosen_root"],
-        created=row["created"],
-        updated=row["updated"],
-    )
-
-
-def message_of(row: dict[str, Any]) -> Message:
-    return Message(
-        id=row["id"],
-        conversation=row["conversation"],
-        parent=row["parent"],
-        role=row["role"],
-        text=row["text"],
-        state=row["state"],
-        token_ids=unpack_token_ids(row["token_ids"]),
-        num_kept_tokens=row["num_kept_tokens"],
-        candidate=row["candidate"],
-        chosen_child=row["chosen_child"],
-        model=row["model"],
-        sampling=json.loads(row["sampling"]) if row["sampling"] else None,
-        finish_reason=row["finish_reason"],
-        error=row["error"],
-        timings=msgspec.json.decode(row["timings"], type=Timings) if row["timings"] else None,
-        created=row["created"],
-    )

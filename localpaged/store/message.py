@@ -19,11 +19,11 @@ class NotFoundError(InvalidRequestError):
 
 
 class Timings(msgspec.Struct, kw_only=True):
-    """How an answer came to be. Seconds, tokens a second, tokens, blocks."""
+    """How an answer came to be. Seconds, tokens a second, tokens, blocks. None: not known."""
 
     ttft_s: float | None = None
     tokens_per_s: float | None = None
-    num_tokens: int = 0
+    num_tokens: int | None = 0
     num_cached_tokens: int | None = None
     num_computed_tokens: int | None = None
     num_shared_blocks: int = 0

@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 
 from localpaged.errors import InvalidRequestError
-from localpaged.store.conversations import Conversations, fts_query
+from localpaged.store.conversations import Conversations
 from localpaged.store.message import Role
+from localpaged.store.rows import fts_query
 
 
 class MessageHit(msgspec.Struct, kw_only=True):
@@ -31,8 +32,8 @@ def search_messages(
     match = fts_query(query)
     if match is None:
         raise InvalidRequestError("The query has no word to look for. Give at least one.", "query")
-    conditions = ["messages_fts MATCH :match", "deleted IS NULL"]
-    values: dict[str, Any] = {"match": match, "limit": limit}
+    conditions = ["messages_fts MATCH :match", "deleted IS NULL", chats.mine]
+    values: dict[str, Any] = {"match": match, "limit": limit, "owner": chats.owner}
     # Conditions of their own, so that the index is read from there and no further.
     if before is not None:
         conditions.append("messages_fts.rowid < :before")

@@ -66,3 +66,10 @@ def m003_deleted_conversations_can_come_back(db: sqlite_utils.Database) -> None:
 @MIGRATIONS()
 def m004_kv_can_be_pinned(db: sqlite_utils.Database) -> None:
     db.execute("ALTER TABLE conversations ADD COLUMN kv_pinned INTEGER NOT NULL DEFAULT 0")
+
+
+@MIGRATIONS()
+def m005_conversations_have_an_owner(db: sqlite_utils.Database) -> None:
+    # Empty: whoever has the server's own key, or nobody in particular.
+    db.execute("ALTER TABLE conversations ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
+    db.execute("CREATE INDEX conversations_owner ON conversations(owner)")

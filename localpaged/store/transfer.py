@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 import msgspec
 
-from localpaged.store.conversations import Conversations, message_of
+from localpaged.store.conversations import Conversations
 from localpaged.store.message import Conversation, Message, pack_token_ids
+from localpaged.store.rows import message_of
 from localpaged.store.transcript import ABSENT, Transcript, TranscriptMessage, TranscriptTimings, stored_json
 
 COLUMNS = (
@@ -19,7 +20,9 @@ MAX_TITLE_CHARS = 300
 
 def conversation_ids(chats: Conversations) -> list[int]:
     """Every conversation that is not deleted, oldest first."""
-    rows = chats.database.rows("SELECT id FROM conversations WHERE deleted IS NULL ORDER BY id")
+    rows = chats.database.rows(
+        f"SELECT id FROM conversations WHERE deleted IS NULL AND {chats.mine} ORDER BY id", {"owner": chats.owner}
+    )
     return [row["id"] for row in rows]
 
 
