@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localpaged import __version__
+from localpaged import __version__, bench_cli
 from localpaged.errors import LocalpagedError
 from localpaged.user_cli import user_app
 
@@ -240,24 +240,7 @@ def ps(
         )
 
 
-@app.command(epilog="Example: localpaged bench --work 4:256:32 --work 8:2000:32 --json")
-def bench(
-    more: Annotated[list[str] | None, typer.Argument(metavar="[WORK]...", help="More works, as after --work.")] = None,
-    work: Annotated[
-        list[str] | None, typer.Option(help="n:context:steps: prefill context tokens, decode steps for n candidates.")
-    ] = None,
-    model: Model = None,
-    block_size: BlockSize = None,
-    kv_cache_memory: KvMemory = None,
-    dtype: Dtype = None,
-    json_output: Json = False,
-) -> None:
-    """Measure prefill and decode on this machine."""
-    from localpaged.bench import DEFAULT_WORKS, run_bench
-    from localpaged.config import load_settings
-
-    settings = load_settings(model=model, block_size=block_size, kv_cache_memory=kv_cache_memory, dtype=dtype)
-    run_bench([*(work or []), *(more or [])] or DEFAULT_WORKS, settings, json_output)
+app.add_typer(bench_cli.app, name="bench", help="Measure this machine, or with `bench serve` a server.")
 
 
 @app.command(epilog="Example: localpaged export chats.json   Example: localpaged export --format markdown chats.zip")
@@ -340,7 +323,7 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
         else:
-            command = error.ctx.command_path if error.ctx else "localpaged"
+            command = error.ctx.command_path.strip() if error.ctx else "localpaged"
             print(f"{command}: {error.format_message()} See `{command} --help`.", file=sys.stderr)
         sys.exit(2)
     except LocalpagedError as error:

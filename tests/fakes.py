@@ -27,6 +27,7 @@ class FakeTokenizer:
     """Bytes, two marks, and one merge ("ab"), so that an answer can be written in an unusual way."""
 
     eos_token_ids = {END}
+    vocab_size = 259
     tags_tool_calls = True
 
     def __init__(self, strips: bool = False) -> None:
@@ -50,7 +51,8 @@ class FakeTokenizer:
         names = {START: b"<|im_start|>", END: b"<|im_end|>", PAIR: b"ab"}
         if skip_special_tokens:
             names |= {START: b"", END: b""}
-        pieces = [names[token_id] if token_id in names else bytes([token_id]) for token_id in ids]
+        # As real ones do, nothing for an id that is no token.
+        pieces = [names.get(token_id, bytes([token_id]) if token_id < 256 else b"") for token_id in ids]
         return b"".join(pieces).decode(errors="replace")
 
     def render_chat(

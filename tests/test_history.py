@@ -4,7 +4,7 @@ from fakes import END, FakeTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localpaged.server.history import branch_token_ids, build_prompt, record_span
+from localpaged.server.history import beginning_of, branch_token_ids, build_prompt, record_span
 from localpaged.store.message import Message
 
 
@@ -43,6 +43,18 @@ def test_an_answer_written_in_unusual_tokens_is_kept_as_it_was_generated() -> No
     before = branch_token_ids(path)
     assert ask(tokenizer, path, "More") == len(before)
     assert branch_token_ids(path)[: len(before)] == before
+
+
+def test_ids_that_the_model_has_no_token_for_are_written_anew() -> None:
+    tokenizer = FakeTokenizer()
+    path: list[Message] = []
+    ask(tokenizer, path, "Hi")
+    before = len(branch_token_ids(path))
+    path.append(assistant("crab", [70_000, *b"crab", END]))
+    assert ask(tokenizer, path, "More") <= before
+    assert max(branch_token_ids(path)) < tokenizer.vocab_size
+    assert tokenizer.decode(branch_token_ids(path)).count("crab") == 1
+    assert beginning_of(tokenizer, path[1]) == (tokenizer.encode("crab"), "crab")
 
 
 def test_an_answer_cut_at_the_length_limit_is_closed_by_the_template() -> None:

@@ -17,6 +17,7 @@ ALLOWED = {
     "models": {"kernels"},
     "engine": {"kernels", "models"},
     "store": set(),
+    "load": set(),
     "server": {"engine", "models", "store", "config"},
     "ui": {"server", "engine", "models", "store", "config"},
 }

@@ -17,6 +17,9 @@ MOST_BYTES = 4
 class Tokenizer(Protocol):
     """What this needs of localpaged.models.chat_tokenizer.ChatTokenizer."""
 
+    @property
+    def vocab_size(self) -> int: ...
+
     def encode(self, text: str, /) -> list[int]: ...
 
     def decode(self, token_ids: list[int], /, skip_special_tokens: bool = False) -> str: ...
@@ -50,7 +53,7 @@ def chat_messages(system_prompt: str, path: list[Message]) -> list[dict[str, Any
 def build_prompt(tokenizer: Tokenizer, system_prompt: str, path: list[Message]) -> Prompt:
     """The prompt that asks for an answer to the last message of a path."""
     rendered = tokenizer.render_chat(chat_messages(system_prompt, path), add_generation_prompt=True)
-    stored = branch_token_ids(path)
+    stored = _known(tokenizer, branch_token_ids(path))
     num_kept = _num_agreeing(tokenizer, stored, rendered)
     kept = stored[:num_kept]
     token_ids = kept + tokenizer.encode(rendered[len(tokenizer.decode(kept)) :])
@@ -69,7 +72,7 @@ def record_span(user: Message, before: list[Message], prompt: Prompt) -> None:
 
 def beginning_of(tokenizer: Tokenizer, answer: Message) -> tuple[list[int], str]:
     """The ids and the text with which an answer that was cut off goes on; the text is what it was, at least."""
-    ids = answer.token_ids
+    ids = answer.token_ids if _known(tokenizer, answer.token_ids) == answer.token_ids else []
     for end in range(len(ids), max(len(ids) - MOST_BYTES, 0), -1):
         text = tokenizer.decode(ids[:end], skip_special_tokens=True)
         # Half a character at the end is written anew.
@@ -80,6 +83,16 @@ def beginning_of(tokenizer: Tokenizer, answer: Message) -> tuple[list[int], str]
         break
     # Another model's ids, or none.
     return tokenizer.encode(answer.text), answer.text
+
+
+def _known(tokenizer: Tokenizer, token_ids: list[int]) -> list[int]:
+    """The ids before the first that the model has no token for: another model's, or of an imported file.
+
+    Such an id decodes to nothing, so that it would agree with any text.
+    """
+    if not token_ids or max(token_ids) < tokenizer.vocab_size:
+        return token_ids
+    return token_ids[: next(place for place, one in enumerate(token_ids) if one >= tokenizer.vocab_size)]
 
 
 def _num_agreeing(tokenizer: Tokenizer, stored: list[int], rendered: str) -> int:
