@@ -83,7 +83,16 @@ def serving(
     routers = [api.router(engine, lambda: tokenizer, served_names) for api in apis]
     settings = AppSettings(Access(**access), limits or RequestLimits())
     app = create_app(engine, Store(folder / "chats.db"), lambda: tokenizer, settings, routers=routers)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=1))
+    with listening(app) as address:
+        yield address
+
+
+@contextmanager
+def listening(app: Any, port: int = 0) -> Iterator[str]:
+    """Any application, in a thread; yields its address."""
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=port, log_level="critical", ws="none", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
