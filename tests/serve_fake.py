@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import uvicorn
-from fakes import FakeEngine, FakeTokenizer
+from api_server import PlainTokenizer
+from fakes import FakeEngine
 
+from localpaged.server import openai_api
 from localpaged.server.app import AppSettings, create_app
 from localpaged.server.security import Access
 from localpaged.store.store import Store
@@ -64,9 +66,11 @@ def main() -> None:
         load_s=float(os.environ.get("FAKE_LOAD_S", "0")),
         load_error=os.environ.get("FAKE_LOAD_ERROR"),
         chars_per_token=4,
+        tokenizer=PlainTokenizer(),
     )
     settings = AppSettings(Access(api_key=os.environ.get("FAKE_API_KEY")), is_default_model=True)
-    app = create_app(engine, Store(folder / "chats.db"), FakeTokenizer, settings, page())
+    api = openai_api.router(engine, PlainTokenizer)  # type: ignore[arg-type]
+    app = create_app(engine, Store(folder / "chats.db"), PlainTokenizer, settings, page(), [api])
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
 
 

@@ -27,7 +27,7 @@ export class KvPanel {
         : "The numbers come with the model.";
       this.map.hidden = true;
       this.legend.replaceChildren();
-      this.pool.replaceChildren();
+      list(this.pool, []);
       this.showTurn(cards);
       return;
     }
@@ -75,7 +75,7 @@ export class KvPanel {
   }
 
   showTurn(cards) {
-    const figures = cards.map((card) => card.figures).filter((figure) => figure.num_tokens);
+    const figures = cards.map((card) => card.figures).filter((figure) => figure.num_tokens || figure.ttft_s);
     if (!figures.length) {
       list(this.turn, []);
       return;
