@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -151,6 +152,11 @@ def test_ollamas_and_anthropics_apis_answer_too(own: tuple[str, ApiEngine]) -> N
     assert engine.params[-1].top_k == 0
     answer = httpx.post(f"{address}/v1/messages", json={"model": MODEL, "messages": HELLO, "max_tokens": 64}).json()
     assert answer["content"][0]["text"] == ANSWER and answer["usage"]["output_tokens"] == len(ANSWER)
+    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0) as client:
+        with client.messages.stream(model=MODEL, messages=HELLO, max_tokens=64) as stream:  # type: ignore[arg-type]
+            message = stream.get_final_message()
+        assert message.content[0].text == ANSWER and message.usage.output_tokens == len(ANSWER)  # type: ignore[union-attr]
+        assert message.usage.input_tokens > 0
     (model,) = httpx.get(f"{address}/api/tags").json()["models"]
     assert model["name"] == MODEL and "size" not in model
 
