@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 from api_server import ANSWER, MODEL, ApiEngine, listening, serving, wait_until
-from openai_stub import end, refusal, stub_serving, usage, word
+from openai_stub import Stub, end, refusal, stub_serving, usage, word
 
 from localpaged.config import load_settings
 from localpaged.errors import SettingError
@@ -173,6 +173,24 @@ def test_a_server_without_n_gets_a_request_for_each_candidate_of_the_page(tmp_pa
             answers = view(address, conversation)["open_candidates"]
             assert [(message["text"], message["timings"]["num_tokens"]) for message in answers] == [("Hi", 1)] * 3
             assert len({body["seed"] for body in stub.requests[1:]}) == 3
+
+
+def test_an_answer_goes_on_where_the_server_is_known_to_do_that(tmp_path: Path) -> None:
+    stub = Stub()
+    stub.models[0]["owned_by"] = "vllm"
+    with stub_serving(stub), in_front_of(stub.address, tmp_path) as address:
+        stub.answer = lambda body: [word("One two"), end("length"), usage(5, 2), "[DONE]"]
+        conversation, started = ask_page(address, "Hello", n=1)
+        events_of(address, started["job"])
+        cut = view(address, conversation)["turns"][-1]["message"]
+        stub.answer = lambda body: [word(" three"), end(), usage(7, 1), "[DONE]"]
+        job = httpx.post(f"{address}/api/messages/{cut['id']}/continue", json={}).json()["job"]
+        events_of(address, job)
+        whole = view(address, conversation)["turns"][-1]["message"]
+        assert (whole["text"], whole["timings"]["num_tokens"]) == ("One two three", 3)
+        body = stub.requests[-1]
+        assert body["messages"][-1] == {"role": "assistant", "content": "One two"}
+        assert body["continue_final_message"] is True and body["add_generation_prompt"] is False
 
 
 def test_stopping_reaches_the_engine_behind_the_other_server(own: tuple[str, ApiEngine]) -> None:
