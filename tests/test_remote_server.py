@@ -85,8 +85,8 @@ def test_the_pages_candidates_conversation_and_choice_work_on_our_own_server(own
     }
     assert [params.n for params in engine.params] == [4]
     timings = answers[0]["timings"]
-    # Our own server does not count the candidates of one request one by one.
-    assert timings["num_tokens"] is None and timings["tokens_per_s"] is None and timings["ttft_s"] > 0
+    # With the token that ends it, which the scripted engine leaves out of its sum.
+    assert timings["num_tokens"] == len(ANSWER) + 1 and timings["tokens_per_s"] > 0 and timings["ttft_s"] > 0
     assert timings["num_cached_tokens"] == 0 and timings["num_computed_tokens"] > 0
     httpx.post(f"{address}/api/messages/{answers[1]['id']}/choose")
     started = send(address, conversation, "And then?", answers[1]["id"], n=1)
@@ -159,6 +159,16 @@ def test_ollamas_and_anthropics_apis_answer_too(own: tuple[str, ApiEngine]) -> N
         assert message.usage.input_tokens > 0
     (model,) = httpx.get(f"{address}/api/tags").json()["models"]
     assert model["name"] == MODEL and "size" not in model
+
+
+def test_candidates_that_are_not_counted_one_by_one_have_no_tokens_and_no_speed(tmp_path: Path) -> None:
+    with stub_serving() as stub, in_front_of(stub.address, tmp_path) as address:
+        stub.answer = lambda body: [word("a", 0), word("b", 1), 0.01, end("stop", 0), end("stop", 1), usage(5, 2)]
+        conversation, started = ask_page(address, "Hello", n=2)
+        events_of(address, started["job"])
+        for message in view(address, conversation)["open_candidates"]:
+            timings = message["timings"]
+            assert timings["num_tokens"] is None and timings["tokens_per_s"] is None and timings["ttft_s"] > 0
 
 
 def test_a_server_without_n_gets_a_request_for_each_candidate_of_the_page(tmp_path: Path) -> None:

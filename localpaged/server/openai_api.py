@@ -22,7 +22,7 @@ from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.generation import CLIENT_CLOSED, as_error, merge, taken, while_connected
-from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody
+from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody, StreamOptions
 from localpaged.server.reasoning import ReasoningSplitter
 from localpaged.server.served_model import ServedModel, TokenNames
 
@@ -62,6 +62,13 @@ class Usage:
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": None if self.cached is None else {"cached_tokens": self.cached},
         }
+
+
+def num_tokens_after(delta: Delta, before: int | None) -> int | None:
+    """A choice's tokens with those of a delta; an engine without token ids tells the number, or nothing."""
+    if delta.num_tokens is not None:
+        return delta.num_tokens
+    return plus(before, len(delta.token_ids))
 
 
 def plus(one: int | None, other: int | None) -> int | None:
@@ -248,8 +255,9 @@ async def answer(
         [engine.generate(prompt, params, f"{answer_id}-{i}", goes_on=shape.goes_on) for i, prompt in enumerate(prompts)]
     )
     if body.stream:
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = stream(await taken(events), head, params.n, shape, include_usage)
+        options = body.stream_options or StreamOptions()
+        running_usage = options.include_usage and options.continuous_usage_stats
+        chunks = stream(await taken(events), head, params.n, shape, options.include_usage, running_usage)
         return StreamingResponse(
             chunks,
             media_type="text/event-stream",
@@ -287,23 +295,28 @@ async def stream(
     n: int,
     shape: Shape,
     include_usage: bool,
+    running_usage: bool = False,
 ) -> AsyncIterator[str]:
-    """The events as server-sent chunks of all choices, interleaved as they come."""
+    """The events as server-sent chunks of all choices, interleaved as they come; usage comes last, or running too."""
     head = head | {"object": shape.chunk_object}
     usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
     usage = Usage()
+    so_far: defaultdict[int, Usage] = defaultdict(Usage)  # by choice
 
     def line(choice: dict[str, Any]) -> str:
-        return sse(head | {"choices": [choice]} | usage_field)
+        told = {"usage": so_far[choice["index"]].report()} if running_usage else usage_field
+        return sse(head | {"choices": [choice]} | told)
 
     async for prompt, event in events:
         if isinstance(event, Admitted):
             for index in range(n):
+                so_far[prompt * n + index] = Usage(event.num_prompt_tokens, event.num_cached_tokens)
                 first = shape.first_chunk(prompt * n + index)
                 if first is not None:
                     yield line(first)
         elif isinstance(event, Delta):
             index = prompt * n + event.index
+            so_far[index].completion = num_tokens_after(event, so_far[index].completion)
             if event.text or event.logprobs:
                 chunk = shape.chunk(index, event)
                 if chunk.get("delta", True) or chunk["logprobs"]:

@@ -90,10 +90,12 @@ class RemoteRequest:
 
     @property
     def num_generated_tokens(self) -> int | None:
-        """Of all candidates; None when it was not told of every one."""
+        """Of all candidates: the server's own sum, or else that of each; None when it was not told."""
+        if self._num_generated_tokens is not None and not self._alone:
+            return self._num_generated_tokens
         counts = [candidate.num_tokens for candidate in self.candidates]
         known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else self._num_generated_tokens
+        return sum(known) if len(known) == len(counts) else None
 
     def _last(self) -> Event:
         if self.error is not None:
