@@ -90,14 +90,11 @@ async def compare(n: int, max_tokens: int, rounds: int) -> None:
                 if number:
                     alone.append(pair[0])
                     http.append(pair[1])
-                    print(
-                        f"engine alone {pair[0]:7.1f} tok/s, through HTTP {pair[1]:7.1f}, ratio {pair[1] / pair[0]:.3f}",
-                        flush=True,
-                    )
+                    told = f"engine alone {pair[0]:7.1f} tok/s, through HTTP {pair[1]:7.1f}"
+                    print(f"{told}, ratio {pair[1] / pair[0]:.3f}", flush=True)
             ratios = [one / other for one, other in zip(http, alone, strict=True)]
-            print(
-                f"medians {statistics.median(alone):.1f} and {statistics.median(http):.1f}, median ratio {statistics.median(ratios):.3f}"
-            )
+            medians = f"{statistics.median(alone):.1f} and {statistics.median(http):.1f}"
+            print(f"medians {medians}, median ratio {statistics.median(ratios):.3f}")
     finally:
         server.terminate()
         server.wait()

@@ -96,7 +96,16 @@ def serving(
 ) -> Iterator[str]:
     """The application with its APIs; yields its address. tokenizer: the engine's, where it is no scripted one."""
     app = application(engine, Store(folder / "chats.db"), served_names, tokenizer, limits, **access)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=1))
+    with listening(app) as address:
+        yield address
+
+
+@contextmanager
+def listening(app: Any, port: int = 0) -> Iterator[str]:
+    """Any application, in a thread; yields its address."""
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=port, log_level="critical", ws="none", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-from api_server import wait_until
+from api_server import listening
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -95,16 +93,6 @@ def stub_serving(stub: Stub | None = None, port: int = 0) -> Iterator[Stub]:
         Route("/v1/chat/completions", stub.post, methods=["POST"]),
         Route("/v1/completions", stub.post, methods=["POST"]),
     ]
-    config = uvicorn.Config(
-        Starlette(routes=routes), port=port, log_level="critical", ws="none", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        stub.address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+    with listening(Starlette(routes=routes), port) as address:
+        stub.address = f"{address}/v1"
         yield stub
-    finally:
-        server.should_exit = True
-        thread.join()

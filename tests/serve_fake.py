@@ -9,7 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from fakes import FakeEngine, FakeTokenizer
+from api_server import PlainTokenizer
+from fakes import FakeEngine
 
 from localpaged.server import openai_api
 from localpaged.server.access import Access
@@ -75,10 +76,11 @@ def main() -> None:
         load_s=float(os.environ.get("FAKE_LOAD_S", "0")),
         load_error=os.environ.get("FAKE_LOAD_ERROR"),
         chars_per_token=4,
+        tokenizer=PlainTokenizer(),
     )
     settings = AppSettings(Access(api_key=os.environ.get("FAKE_API_KEY")), is_default_model=True)
-    routers = [openai_api.router(engine, FakeTokenizer)]  # type: ignore[arg-type]
-    app = create_app(engine, Store(folder / "chats.db"), FakeTokenizer, settings, make_page(), routers)
+    routers = [openai_api.router(engine, PlainTokenizer)]  # type: ignore[arg-type]
+    app = create_app(engine, Store(folder / "chats.db"), PlainTokenizer, settings, make_page(), routers)
 
     async def announce() -> None:
         await engine.wait_ready()

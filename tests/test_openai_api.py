@@ -72,6 +72,22 @@ def test_several_choices_share_one_prompt_in_the_usage(client: OpenAI) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
+def test_running_usage_counts_each_choice_in_its_chunks_and_all_at_the_end(client: OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    counts: dict[int, list[int]] = {0: [], 1: []}
+    stream = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, n=2, max_tokens=8, seed=1, stream=True, stream_options=options
+    )
+    for chunk in stream:
+        assert chunk.usage is not None and chunk.usage.prompt_tokens > 0
+        for choice in chunk.choices:
+            counts[choice.index].append(chunk.usage.completion_tokens)
+    for running in counts.values():
+        assert running[0] == 0 and running == sorted(running) and 0 < running[-1] <= 8
+    assert chunk.usage is not None
+    assert chunk.usage.completion_tokens == counts[0][-1] + counts[1][-1]
+
+
 def test_a_repeated_prompt_is_reported_as_cached(client: OpenAI) -> None:
     for _ in range(2):
         answer = client.chat.completions.create(model="mine", messages=MESSAGES, max_tokens=2)

@@ -164,6 +164,24 @@ def test_a_server_that_does_not_know_how_to_count_is_asked_without(stub: Stub, n
     assert [body.get("stream_options") for body in stub.requests[1:]] == [kept, kept]
 
 
+def test_a_refusal_that_only_mentions_a_field_leaves_it_in_use(stub: Stub) -> None:
+    stub.answer = lambda body: refusal(400, "bad top_k in {'top_k': 4, 'stream_options': {}}")
+    params = SamplingParams(top_k=4)
+
+    async def run() -> None:
+        async with engine_on(stub.address) as engine:
+            assert failure([event async for event in engine.generate(HELLO, params)]).param == "top_k"
+            assert engine.quirks.takes_usage and engine.quirks.takes_running_usage
+
+    asyncio.run(run())
+
+
+def test_a_refusal_of_another_field_is_not_tried_again_for_each_candidate(stub: Stub) -> None:
+    stub.answer = lambda body: refusal(400, "it is bad", param="min_p")
+    assert failure(ask(stub, params=THREE)).param == "min_p"
+    assert len(stub.requests) == 1
+
+
 def test_a_server_that_wants_the_limit_under_its_new_name_gets_it(stub: Stub) -> None:
     message = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
     stub.answer = lambda body: refusal(400, message) if "max_tokens" in body else [word("x"), end(), DONE]
@@ -282,6 +300,7 @@ def test_redirects_are_not_followed(stub: Stub) -> None:
         ([word("Hal")], "ended before its end"),
         ([word("Hal"), ValueError("the server dies")], "broke off"),
         ([word("Hal"), "no JSON"], "no chunk of an answer"),
+        ([word("Hal"), {"choices": [], "usage": 3}], "no chunk of an answer"),
         ([word("Hal"), {"choices": [3]}], "no chunk of an answer"),
         ([word("Hal"), {"error": {"message": "out of memory"}}], "failed while it answered: out of memory"),
         ([word("Hal"), end("content_filter"), DONE], "ended with 'content_filter'"),

@@ -173,13 +173,14 @@ def router(
         hits = await store.do(mine.search, query)
         running = set(jobs.running_conversations())
         kv = await kv_tiers()
+        untold = "none" if engine.features.kv else None
         return {
             "conversations": [
                 {
                     **conversation_json(hit.conversation),
                     "snippet": hit.snippet,
                     "running": hit.conversation.id in running,
-                    "kv": kv.get(str(hit.conversation.id), "none"),
+                    "kv": kv.get(str(hit.conversation.id), untold),
                 }
                 for hit in hits
             ],

@@ -22,7 +22,9 @@ class Candidate:
         self.message = message
         self.index = index
         # An answer that goes on counts what it has; its speed is that of the new tokens.
-        self.num_before = len(message.token_ids)
+        # Of one without token ids it is what was counted then, if it was.
+        counted = message.timings.num_tokens if message.timings is not None else 0
+        self.num_before = len(message.token_ids) if message.token_ids else counted
         self.message.timings = Timings(num_tokens=self.num_before)
         self.unsent_text = ""
         self.changed = False
@@ -54,7 +56,7 @@ class Candidate:
         timings.num_own_blocks = delta.num_own_blocks or timings.num_own_blocks
         if delta.token_ids:
             timings.num_tokens = (timings.num_tokens or 0) + len(delta.token_ids)
-        elif delta.num_tokens is not None:
+        elif delta.num_tokens is not None and self.num_before is not None:
             timings.num_tokens = self.num_before + delta.num_tokens
         elif delta.text and self.first_token_at is None:
             timings.num_tokens = None
@@ -62,11 +64,11 @@ class Candidate:
             self.last_token_at = now
             if self.first_token_at is None:
                 self.first_token_at = now
-                self.num_first = max((timings.num_tokens or 0) - self.num_before, 1)
+                self.num_first = max((timings.num_tokens or 0) - (self.num_before or 0), 1)
                 timings.ttft_s = now - begun_at
         if timings.num_tokens is not None and self.first_token_at is not None:
             elapsed = self.last_token_at - self.first_token_at
-            num_new = timings.num_tokens - self.num_before
+            num_new = timings.num_tokens - (self.num_before or 0)
             if num_new > self.num_first and elapsed > 0:
                 timings.tokens_per_s = (num_new - self.num_first) / elapsed
         if delta.finish_reason == "error":

@@ -22,7 +22,7 @@ from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.generation import CLIENT_CLOSED, as_error, merge, taken, while_connected
 from localpaged.server.openai_choice import ChatChoice, CompletionChoice, Usage
-from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody
+from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody, StreamOptions
 from localpaged.server.served_model import ServedModel, TokenNames
 from localpaged.server.tools import Tools
 
@@ -112,8 +112,9 @@ async def answer(
         [engine.generate(prompt, params, f"{answer_id}-{i}", goes_on=shape.goes_on) for i, prompt in enumerate(prompts)]
     )
     if body.stream:
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = stream(await taken(events), head | {"object": shape.chunk_object}, params.n, choices, include_usage)
+        options = body.stream_options or StreamOptions()
+        head["object"] = shape.chunk_object
+        chunks = stream(await taken(events), head, params.n, choices, options)
         return StreamingResponse(
             chunks,
             media_type="text/event-stream",
@@ -144,34 +145,42 @@ async def stream(
     head: dict[str, Any],
     n: int,
     choices: list[ChatChoice],
-    include_usage: bool,
+    options: StreamOptions,
 ) -> AsyncIterator[str]:
-    """The events as server-sent chunks of all choices, interleaved as they come."""
-    usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
+    """The events as server-sent chunks of all choices, interleaved as they come; usage comes last, or running too."""
+    usage_field: dict[str, Any] = {"usage": None} if options.include_usage else {}
     usage = Usage()
+    prompts: dict[int, Admitted] = {}
 
-    def line(choice: dict[str, Any]) -> str:
-        return sse(head | {"choices": [choice]} | usage_field)
+    def line(choice: ChatChoice, chunk: dict[str, Any]) -> str:
+        told = usage_field
+        if options.include_usage and options.continuous_usage_stats:
+            admitted = prompts[choice.index // n]
+            so_far = Usage(admitted.num_prompt_tokens, admitted.num_cached_tokens, choice.num_tokens)
+            told = {"usage": so_far.report([choice])}
+        return sse(head | {"choices": [chunk]} | told)
 
     async for prompt, event in events:
         if isinstance(event, Admitted):
+            # A request that was put aside for others is admitted again.
+            again = prompt in prompts
+            prompts.setdefault(prompt, event)
             for choice in choices[prompt * n : (prompt + 1) * n]:
-                # A request that was put aside for others is admitted again.
-                if choice.num_tokens == 0 and (first := choice.first_chunk()) is not None:
-                    yield line(first)
+                if not again and (first := choice.first_chunk()) is not None:
+                    yield line(choice, first)
         elif isinstance(event, Delta):
             choice = choices[prompt * n + event.index]
             if (chunk := choice.chunk(choice.take(event))) is not None:
-                yield line(chunk)
+                yield line(choice, chunk)
             if choice.finish_reason is not None:
-                yield line(choice.last_chunk())
+                yield line(choice, choice.last_chunk())
         elif isinstance(event, Finished):
             usage.add(event)
         elif isinstance(event, Failed):
             error = {"message": event.message, "type": "server_error", "param": event.param, "code": event.code}
             yield sse({"error": error})
             return
-    if include_usage:
+    if options.include_usage:
         yield sse(head | {"choices": [], "usage": usage.report(choices)})
     yield "data: [DONE]\n\n"
 

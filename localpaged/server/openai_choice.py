@@ -33,20 +33,26 @@ class Usage:
         """With what each choice took, by index: choice_tokens is localpaged's own. None when a remote tells nothing."""
         if self.prompt is None or self.completion is None:
             return None
-        details = None
+        details: dict[str, Any] = {}
         # Without token ids it is not known which of them were thought.
         if all(choice.has_token_ids for choice in choices):
-            details = {
-                "reasoning_tokens": sum(choice.num_reasoning_tokens for choice in choices),
-                "choice_tokens": [choice.num_tokens for choice in choices],
-            }
+            details["reasoning_tokens"] = sum(choice.num_reasoning_tokens for choice in choices)
+        if all(choice.num_tokens is not None for choice in choices):
+            details["choice_tokens"] = [choice.num_tokens for choice in choices]
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": None if self.cached is None else {"cached_tokens": self.cached},
-            "completion_tokens_details": details,
+            "completion_tokens_details": details or None,
         }
+
+
+def _tokens_after(before: int | None, delta: Delta) -> int | None:
+    """A choice's tokens with those of a delta; an engine without token ids tells their number, or nothing."""
+    if delta.num_tokens is not None:
+        return delta.num_tokens
+    return None if delta.text and not delta.token_ids else _plus(before, len(delta.token_ids))
 
 
 def _plus(one: int | None, other: int | None) -> int | None:
@@ -69,7 +75,7 @@ class ChatChoice:
     def __init__(self, index: int, tokenizer: TokenNames, tools: Tools, thinks: bool) -> None:
         """thinks: the answer begins within what the model thinks."""
         self.index = index
-        self.num_tokens = 0
+        self.num_tokens: int | None = 0
         self.num_reasoning_tokens = 0
         self.has_token_ids = True
         self._tokenizer = tokenizer
@@ -90,7 +96,7 @@ class ChatChoice:
 
     def take(self, delta: Delta) -> Part:
         """Note a piece; with the last one comes what was held back."""
-        self.num_tokens += len(delta.token_ids)
+        self.num_tokens = _tokens_after(self.num_tokens, delta)
         self.has_token_ids &= bool(delta.token_ids) or not delta.text
         reasoning, text = self._splitter.push(delta.text)
         if self._splitter.within:
@@ -174,7 +180,7 @@ class CompletionChoice:
 
     def __init__(self, index: int, tokenizer: TokenNames) -> None:
         self.index = index
-        self.num_tokens = 0
+        self.num_tokens: int | None = 0
         self.has_token_ids = True
         self.finish_reason: str | None = None
         self._tokenizer = tokenizer
@@ -183,7 +189,7 @@ class CompletionChoice:
 
     def take(self, delta: Delta) -> Part:
         """Note a piece."""
-        self.num_tokens += len(delta.token_ids)
+        self.num_tokens = _tokens_after(self.num_tokens, delta)
         self.has_token_ids &= bool(delta.token_ids) or not delta.text
         if delta.finish_reason is not None:
             self.finish_reason = FINISH_REASONS[delta.finish_reason]

@@ -26,6 +26,8 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
+    # vLLM's: with include_usage, each chunk has the tokens of its choice so far.
+    continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] = False
 
 

@@ -47,7 +47,7 @@ class Quirks:
             self.takes_running_usage = False
         elif self.takes_usage and "stream_options" in text:
             self.takes_usage = self.takes_running_usage = False
-        elif self.limit_name == "max_tokens" and "max_completion_tokens" in text:
+        elif self.limit_name == "max_tokens" and "max_completion_tokens" in text and "support" in text:
             self.limit_name = "max_completion_tokens"
         else:
             return False

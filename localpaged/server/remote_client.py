@@ -47,7 +47,7 @@ class RemoteClient:
 
     async def models(self) -> list[dict[str, Any]]:
         """What /models lists. Raises RemoteError and its kinds."""
-        with self._explaining():
+        with self._explaining(f"{CONNECT_TIMEOUT_S:g} s"):
             request = self._http.stream("GET", f"{self.address}/models", timeout=CONNECT_TIMEOUT_S)
             async with request as response:
                 body = await _read(response)
@@ -67,7 +67,7 @@ class RemoteClient:
 
         Raises RefusedError, or RemoteError and its kinds.
         """
-        with self._explaining():
+        with self._explaining(f"--remote-timeout {self._silence_s:g}"):
             async with self._http.stream("POST", f"{self.address}{path}", json=body) as response:
                 if response.status_code != 200:
                     raise self._refusal(response.status_code, await _read(response))
@@ -93,8 +93,8 @@ class RemoteClient:
             raise RemoteError(f"The server at {self.address} sent what is no chunk of an answer: {error}.") from error
 
     @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """What goes wrong on the way, as an error that can be shown."""
+    def _explaining(self, silence: str) -> Iterator[None]:
+        """What goes wrong on the way, as an error that can be shown. silence: how long is too long."""
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -104,8 +104,7 @@ class RemoteClient:
             ) from error
         except httpx.TimeoutException as error:
             raise RemoteError(
-                f"The server at {self.address} was silent for too long (--remote-timeout {self._silence_s:g}). "
-                "What came is kept; send again."
+                f"The server at {self.address} was silent for too long ({silence}). What came is kept; send again."
             ) from error
         except httpx.HTTPError as error:
             raise RemoteError(
@@ -160,6 +159,8 @@ def _said(said: Any) -> str:
     else:
         detail = said
     text = " ".join(str(detail).split())
+    if text.startswith("<"):
+        return "a page of HTML"
     return text if len(text) <= MAX_SAID_CHARS else text[: MAX_SAID_CHARS - 1] + "…"
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import httpx
+
 from localpaged.config import Settings
 from localpaged.errors import SettingError
 
@@ -35,25 +37,27 @@ def remote_config(settings: Settings) -> RemoteConfig | None:
         raise SettingError(
             "--engine openai needs the server's address: add --base-url, such as http://127.0.0.1:8000/v1."
         )
-    return RemoteConfig(checked_url(settings.base_url), settings.model, settings.remote_key(), settings.remote_timeout)
+    key = settings.remote_key()
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise SettingError(
+            "The key for the server at --base-url has characters that no header carries. Check its file."
+        )
+    return RemoteConfig(checked_url(settings.base_url), settings.model, key, settings.remote_timeout)
 
 
 def checked_url(url: str) -> str:
     """The base URL without a slash at its end; one without a path gets OpenAI's, /v1. Raises SettingError."""
-    parts = urlsplit(url.strip())
     try:
+        parts = urlsplit(url.strip())
         host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise SettingError(
-            "--base-url has a port that is no number. Write for example http://127.0.0.1:8000."
-        ) from error
+        httpx.URL(url.strip())
+    except (ValueError, httpx.InvalidURL) as error:
+        raise SettingError("--base-url is no address that can be read. Try one like http://127.0.0.1:8000.") from error
+    # The URL is not repeated: what is shown and logged must not have a password in it.
     if parts.username is not None or parts.password is not None:
-        # The URL is not repeated: what is shown and logged must not have a password in it.
         raise SettingError("--base-url has a user or password in it. Give a key with --remote-api-key-file instead.")
     if parts.scheme not in ("http", "https") or not host:
-        raise SettingError(
-            f"--base-url {url} is no http:// or https:// address. Write for example http://127.0.0.1:8000."
-        )
+        raise SettingError("--base-url is no http:// or https:// address. Try one like http://127.0.0.1:8000.")
     if parts.query or parts.fragment:
         raise SettingError("--base-url ends in a query or a fragment. Give the address up to its path, such as .../v1.")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"

@@ -177,6 +177,9 @@ class RemoteEngine:
                 self.info = await self._find_model()
             except LocalpagedError as error:
                 self._lost(str(error))
+            except Exception:
+                logger.exception("asking the server at %s for its models failed", self.address)
+                self._lost(f"Asking the server at {self.address} for its models failed; the log says why.")
             else:
                 if self.state == "dead":
                     logger.info("the server at %s is there", self.address)

@@ -5,6 +5,7 @@ Several are asked for in one request where the server takes n, and else in one r
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished
@@ -89,10 +90,12 @@ class RemoteRequest:
 
     @property
     def num_generated_tokens(self) -> int | None:
-        """Of all candidates; None when it was not told of every one."""
+        """Of all candidates: the server's own sum, or else that of each; None when it was not told."""
+        if self._num_generated_tokens is not None and not self._alone:
+            return self._num_generated_tokens
         counts = [candidate.num_tokens for candidate in self.candidates]
         known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else self._num_generated_tokens
+        return sum(known) if len(known) == len(counts) else None
 
     def _last(self) -> Event:
         if self.error is not None:
@@ -111,7 +114,7 @@ class RemoteRequest:
             try:
                 await self._ask(self.candidates)
             except RefusedError as refusal:
-                if is_too_long(refusal):
+                if is_too_long(refusal) or refusal.param not in (None, "n"):
                     self._fail(refusal)
         # What is left is what the server would not write in one request, or left out without a word.
         rest = [candidate for candidate in self._open() if not candidate.heard]
@@ -135,6 +138,7 @@ class RemoteRequest:
     async def _ask(self, candidates: list[RemoteCandidate]) -> None:
         """Ask for candidates in one request, and hear them to their end. Raises RefusedError before any is heard."""
         indexes = [candidate.index for candidate in candidates]
+        before = replace(self._quirks)
         while True:
             body = body_of(self._prompt, self._params, self._model, indexes, self._quirks)
             try:
@@ -144,6 +148,8 @@ class RemoteRequest:
                 return
             except RefusedError as refusal:
                 if not self._quirks.learn(refusal):
+                    # It was about something else: what was taken for the reason is not.
+                    vars(self._quirks).update(vars(before))
                     raise
             except LocalpagedError as error:
                 if not all(candidate.complete for candidate in candidates):
@@ -186,12 +192,12 @@ class RemoteRequest:
             if alone:
                 candidates[0].count(usage.get("completion_tokens"))
             elif not choices:
-                self._num_generated_tokens = usage.get("completion_tokens")
+                self._num_generated_tokens = _whole(usage.get("completion_tokens"))
 
     def _count(self, usage: dict[str, Any]) -> None:
         """A prompt counts once, however many requests it was sent in; of it is cached what was in each."""
-        self.num_prompt_tokens = usage.get("prompt_tokens", self.num_prompt_tokens)
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        self.num_prompt_tokens = _whole(usage.get("prompt_tokens"), self.num_prompt_tokens)
+        cached = _whole((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
         if cached is not None:
             self.num_cached_tokens = cached if self.num_cached_tokens is None else min(cached, self.num_cached_tokens)
 
@@ -215,6 +221,10 @@ def _cancel_once(task: asyncio.Task[None]) -> None:
     """A second time would interrupt the closing of its connection."""
     if not task.cancelling():
         task.cancel()
+
+
+def _whole(value: Any, otherwise: int | None = None) -> int | None:
+    return value if isinstance(value, int) else otherwise
 
 
 def is_too_long(refusal: RefusedError) -> bool:

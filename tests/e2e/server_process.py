@@ -37,7 +37,9 @@ class ServerProcess:
 
     def start(self, until: int = 200) -> "ServerProcess":
         """Run it and wait until /health answers with this status."""
-        environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore", **self._environment}
+        # The code that these tests lie beside, wherever another checkout is installed.
+        path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", **self._environment}
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -87,4 +89,10 @@ def real(folder: Path, *flags: str, share_cache: bool = True) -> ServerProcess:
         shared.mkdir(parents=True, exist_ok=True)
         (folder / "cache").symlink_to(shared)
     command = [sys.executable, "-m", "localpaged", "serve", "--port", "PORT", "--kv-cache-memory", "1G", *flags]
+    return ServerProcess(command, folder, LOCALPAGED_HOME=str(folder))
+
+
+def remote(folder: Path, url: str) -> ServerProcess:
+    """Our server with another one's model."""
+    command = [sys.executable, "-m", "localpaged", "serve", "--port", "PORT", "--engine", "openai", "--base-url", url]
     return ServerProcess(command, folder, LOCALPAGED_HOME=str(folder))

@@ -112,11 +112,13 @@ export class Candidate {
     if (this.phase === "prefill" && this.prefill?.total) {
       return `prefill ${Math.floor((100 * this.prefill.computed) / this.prefill.total)} %`;
     }
+    if (this.phase === "prefill" && this.prefill?.total === null) return "waiting"; // for another server
     return this.phase === "decoding" ? "decoding" : this.phase === "prefill" ? "prefill" : "queued";
   }
 
   show() {
-    const { num_tokens: tokens = 0, tokens_per_s: speed, ttft_s: first } = this.figures;
+    // Another server may not count its tokens: null.
+    const { num_tokens: tokens, tokens_per_s: speed, ttft_s: first } = this.figures;
     const shared = this.figures.num_shared_blocks ?? 0;
     const own = this.figures.num_own_blocks ?? 0;
     const label = this.label();

@@ -65,7 +65,7 @@ export class Chat {
         this.transcript.show(this.view);
       },
       earlier: () => this.loadEarlier(),
-      kv: () => this.server.kv,
+      server: this.server,
     });
     this.composer = new Composer({
       send: (text) => this.send(text),
@@ -335,7 +335,7 @@ export class Chat {
     let cards = this.transcript.deck?.cards ?? [];
     const last = this.view?.turns.at(-1)?.message;
     if (!cards.length && last?.timings) cards = [{ figures: last.timings }];
-    this.kvPanel?.show(this.server.kv, cards);
+    this.kvPanel?.show(this.server, cards);
     this.transcript.deck?.show();
     this.window.showPrice(this.server.kv);
   }

@@ -92,7 +92,7 @@ export class ConversationList {
     const open = h(
       "button",
       { class: "lp-row-open", type: "button", title, "aria-current": one.id === this.current ? "page" : null, onclick: () => this.actions.open(one.id) },
-      h("i", { class: `lp-dot ${one.running ? "on" : one.kv}`, title: one.running ? "answering" : KEPT[one.kv] }),
+      h("i", { class: `lp-dot ${one.running ? "on" : (one.kv ?? "none")}`, title: one.running ? "answering" : KEPT[one.kv] }),
       h("span", { class: "lp-row-text" }, name, one.snippet && !repeats(one.snippet, title) ? snippet(one.snippet) : null),
     );
     const tool = (label, picture, run) =>

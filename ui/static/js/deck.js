@@ -11,9 +11,9 @@ export function latestOf(messages) {
 
 export class Deck {
   /** messages: the answers shown. hidden: how many earlier ones are not. actions: what buttons do. */
-  constructor(messages, { hidden = 0, actions, kv }) {
+  constructor(messages, { hidden = 0, actions, server }) {
     this.actions = actions;
-    this.kv = kv;
+    this.server = server;
     this.cards = messages.map((message, place) => new Candidate(message, place, actions));
     this.grid = h(
       "div",
@@ -92,7 +92,7 @@ export class Deck {
     const running = this.running;
     const count = this.cards.length;
     this.showProblem();
-    this.note.textContent = `${plural(count, "answer")}, 1 prefill`;
+    this.note.textContent = this.server.remote ? plural(count, "answer") : `${plural(count, "answer")}, 1 prefill`;
     const shared = Math.max(0, ...this.cards.map((card) => card.figures.num_shared_blocks ?? 0));
     const own = this.cards.reduce((sum, card) => sum + (card.figures.num_own_blocks ?? 0), 0);
     const alone = this.cards.reduce(
@@ -101,7 +101,7 @@ export class Deck {
     );
     const saved = alone - own - shared;
     this.share.textContent = saved > 0 ? `${Math.round((100 * (alone - own)) / alone)} % of KV shared` : "";
-    const each = this.kv()?.bytes_per_block;
+    const each = this.server.kv?.bytes_per_block;
     this.saved.textContent = saved > 0 && each ? `${bytes(saved * each)} saved` : "";
     this.again.hidden = running;
     this.hint.textContent = running || count < 2 ? "" : innerWidth < 600 ? "Choose one to go on" : `Press 1–${count} or Choose to go on`;

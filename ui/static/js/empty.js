@@ -22,16 +22,17 @@ function command(text, note) {
 /** The page without a conversation. state: /api/state or null. */
 export function emptyPage(state, use) {
   const engine = state?.engine;
+  const remote = state?.features?.kv === false;
   const parts = [
     h("h2", {}, "Ask once, compare several answers"),
-    h("p", {}, "They are written side by side and share the memory of your question. Choose one and go on from it."),
+    h("p", {}, `They are written side by side${remote ? "" : " and share the memory of your question"}. Choose one and go on from it.`),
   ];
   if (engine === "dead") {
     parts.push(
-      h("div", { class: "lp-card-note bad", role: "alert" }, h("b", {}, "The model is not running. "), state.error ?? "It stopped. Your next message starts it again; the conversations are safe."),
+      h("div", { class: "lp-card-note bad", role: "alert" }, h("b", {}, remote ? "There is no server to answer. " : "The model is not running. "), state.error ?? "It stopped. Your next message starts it again; the conversations are safe."),
     );
   } else if (engine !== "ready") {
-    parts.push(h("div", { class: "lp-card-note" }, h("b", {}, "The model is loading. "), "You can write already; the answer starts as soon as it is there."));
+    parts.push(h("div", { class: "lp-card-note" }, h("b", {}, remote ? "The server is being asked for its model. " : "The model is loading. "), "You can write already; the answer starts as soon as it is there."));
   }
   parts.push(
     h("div", { class: "lp-ideas" }, ...IDEAS.map((idea) => h("button", { type: "button", onclick: () => use(idea) }, idea))),

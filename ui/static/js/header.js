@@ -41,21 +41,28 @@ export class Header {
   setModel(state) {
     const { model, engine } = state ?? {};
     const dead = engine === "dead";
+    const remote = state?.features?.kv === false;
+    document.body.classList.toggle("lp-remote", remote);
     this.chip.className = dead ? "lp-chip bad" : "lp-chip";
-    if (dead) this.chip.textContent = "Model stopped";
-    else if (engine === "ready" && model) {
+    if (dead) this.chip.textContent = remote ? "Server not there" : "Model stopped";
+    else if (engine === "ready" && remote) {
+      this.chip.textContent = `${model.name} · ${new URL(model.address).host}`;
+      const window = model.max_model_len ? `, window of ${count(model.max_model_len)} tokens` : "";
+      this.chip.title = `${model.name} on the server at ${model.address}${window}`;
+      return;
+    } else if (engine === "ready" && model) {
       const device = { cpu: "CPU", cuda: "GPU" }[model.device.split(":")[0]] ?? model.device;
       this.chip.textContent = `${model.name} · ${device}`;
       this.chip.title = `${model.architecture}, ${model.dtype} on ${model.device}, window of ${count(model.max_model_len)} tokens`;
       return;
-    } else this.chip.textContent = "Loading the model…";
+    } else this.chip.textContent = remote ? "Asking the server…" : "Loading the model…";
     this.chip.title = state?.error ?? this.chip.textContent;
   }
 
-  /** Tokens of the window: what is there, what is being written, what an answer may take. */
+  /** Tokens of the window: what is there (null: not known), what is being written, what an answer may take. */
   setWindow({ history, draft, reply, window }) {
-    this.meter.hidden = !window;
-    if (!window) return;
+    this.meter.hidden = !window || history === null;
+    if (this.meter.hidden) return;
     const used = history + (draft ?? 0);
     const room = Math.max(0, window - used);
     const answer = Math.min(reply ?? room, room);

@@ -18,15 +18,16 @@ export class KvPanel {
     element.replaceChildren(this.element);
   }
 
-  /** stats: /api/kv. cards: the candidates on screen. */
-  show(stats, cards) {
-    this.stats = stats;
+  /** server: what is known of it. cards: the candidates on screen. */
+  show({ kv: stats, remote, state }, cards) {
     if (!stats) {
-      this.big.textContent = "No model loaded";
-      this.sub.textContent = "The numbers come with the model.";
+      this.big.textContent = remote ? "On another server" : "No model loaded";
+      this.sub.textContent = remote
+        ? `${state.model?.address ?? "It"} keeps its KV memory itself: its blocks, what is shared and what a message would cost are not known here.`
+        : "The numbers come with the model.";
       this.map.hidden = true;
       this.legend.replaceChildren();
-      this.pool.replaceChildren();
+      list(this.pool, []);
       this.showTurn(cards);
       return;
     }
@@ -74,7 +75,7 @@ export class KvPanel {
   }
 
   showTurn(cards) {
-    const figures = cards.map((card) => card.figures).filter((figure) => figure.num_tokens);
+    const figures = cards.map((card) => card.figures).filter((figure) => figure.num_tokens || figure.ttft_s);
     if (!figures.length) {
       list(this.turn, []);
       return;
@@ -89,10 +90,11 @@ export class KvPanel {
       rows.push([figures.length > 1 ? "These answers" : "This answer", `${count(shared + own)} blocks`]);
       if (figures.length > 1) rows.push(["Without sharing", `${count(alone)} blocks`]);
     }
-    rows.push([figures.length > 1 ? "Decode, all answers" : "Decode", rate(sum(figures.map((figure) => figure.tokens_per_s)))]);
+    const speed = sum(figures.map((figure) => figure.tokens_per_s));
+    if (speed) rows.push([figures.length > 1 ? "Decode, all answers" : "Decode", rate(speed)]);
     if (Number.isFinite(first)) rows.push(["First token", seconds(first)]);
     const prefill = figures[0];
-    if (prefill.num_cached_tokens !== undefined && prefill.num_cached_tokens !== null) {
+    if (prefill.num_cached_tokens !== undefined && prefill.num_cached_tokens !== null && prefill.num_computed_tokens !== null) {
       rows.push(["Prefill skipped", `${count(prefill.num_cached_tokens)} of ${count(prefill.num_cached_tokens + prefill.num_computed_tokens)}`]);
     }
     list(this.turn, rows);

@@ -15,6 +15,11 @@ export class ServerWatch {
     this.away = false;
   }
 
+  /** Whether another server answers, which tells nothing of its KV. */
+  get remote() {
+    return this.state?.features?.kv === false;
+  }
+
   async refresh() {
     try {
       const before = this.state?.engine;
@@ -37,7 +42,7 @@ export class ServerWatch {
 
   async refreshKv() {
     try {
-      this.kv = this.state?.engine === "ready" ? await api.getKv() : null;
+      this.kv = this.state?.engine === "ready" && !this.remote ? await api.getKv() : null;
     } catch {
       this.kv = null;
     }

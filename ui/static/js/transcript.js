@@ -6,7 +6,7 @@ import { LETTERS } from "./candidate.js";
 import { Deck, latestOf } from "./deck.js";
 
 export class Transcript {
-  /** actions: {choose, stop, stopAll, regenerate, goOn, edit, switchTo, reopen, earlier, kv}. */
+  /** actions: {choose, stop, stopAll, regenerate, goOn, edit, switchTo, reopen, earlier, server}. */
   constructor(actions) {
     this.actions = actions;
     this.element = h("div", { class: "lp-thread", role: "log", "aria-live": "off", "aria-label": "Conversation" });
@@ -52,7 +52,7 @@ export class Transcript {
       this.deck.update(messages);
     } else {
       const before = this.deck;
-      this.deck = new Deck(messages, { hidden, actions: this.actions, kv: this.actions.kv });
+      this.deck = new Deck(messages, { hidden, actions: this.actions, server: this.actions.server });
       this.deck.key = key;
       // Of the same job, whose phase is not told again.
       if (before?.cards.some((card) => inDeck.has(card.message.id))) this.deck.goOnFrom(before);
@@ -176,6 +176,7 @@ export class Transcript {
     const copy = h("button", { class: "lp-link", type: "button" }, "Copy");
     copy.addEventListener("click", () => copyText(message.text, copy));
     const link = (name, run) => h("button", { class: "lp-link", type: "button", onclick: run }, name);
+    const continues = this.actions.server.state?.features?.continue_answer !== false;
     const timings = message.timings ?? {};
     const figures = [];
     if (message.finish_reason === "length") figures.push("cut at the length limit");
@@ -194,7 +195,7 @@ export class Transcript {
         this.switcher(turn),
         message.text && copy,
         turn.siblings.length > 1 && link("Compare", () => this.actions.reopen(message.parent)),
-        isLast && message.text && message.finish_reason !== "stop" && link("Continue", () => this.actions.goOn(message.id)),
+        isLast && message.text && message.finish_reason !== "stop" && continues && link("Continue", () => this.actions.goOn(message.id)),
         link(message.text ? "Regenerate" : "Try again", () => this.actions.regenerate(message.parent)),
         h("span", { class: "lp-meta-end" }, figures.join(" · ")),
       ),

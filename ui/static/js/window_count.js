@@ -41,7 +41,7 @@ export class WindowCount {
       if (value) turn[name] = value;
     }
     try {
-      this.price = this.counted.window ? await api.estimate(turn) : null;
+      this.price = this.counted.window && this.counted.history !== null ? await api.estimate(turn) : null;
     } catch {
       this.price = null;
     }
