@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from localpaged.engine.messages import Admitted, Event
 from localpaged.errors import FeatureAbsentError, LocalpagedError
@@ -20,7 +20,7 @@ from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.anthropic_schema import CountBody, MessagesBody
 from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.error_response import anthropic_error
-from localpaged.server.generation import CLIENT_CLOSED, Answer, merge, taken, while_connected, whole
+from localpaged.server.generation import CLIENT_CLOSED, Answer, AnswerStream, merge, taken, while_connected, whole
 from localpaged.server.served_model import ServedModel
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "cancelled": "end_turn", "error": "end_turn"}
@@ -43,8 +43,8 @@ def router(
         growing = Answer()
         events = merge([engine.generate(prompt, params, message_id, goes_on=bool(begun))])
         if body.stream:
-            return StreamingResponse(
-                stream(await taken(events), growing, message_id, model),
+            return AnswerStream(
+                stream(await taken(request, events), growing, message_id, model),
                 media_type="text/event-stream",
                 headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},
             )

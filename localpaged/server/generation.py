@@ -5,11 +5,13 @@ Knows nothing of how an API writes its answers.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, Prefilled
 from localpaged.errors import (
@@ -29,6 +31,22 @@ WITH_FIELD = {kind.code: kind for kind in (InvalidRequestError, PromptTooLongErr
 WITHOUT_FIELD = {kind.code: kind for kind in (RemoteError, RemoteAwayError, RemoteBusyError, ModelError)}
 
 CLIENT_CLOSED = 499
+
+
+class ClientGoneError(Exception):
+    """The client went away before its request's turn came; nobody reads an answer."""
+
+
+class AnswerStream(StreamingResponse):
+    """A stream whose source is closed when it ends, whatever ended it: what the source still runs is cancelled."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # A client that went away in the middle of a piece leaves the source waiting to be asked for the next.
+            if isinstance(self.body_iterator, AsyncGenerator):
+                await self.body_iterator.aclose()
 
 
 @dataclass(slots=True)
@@ -122,12 +140,17 @@ async def merge(streams: list[AsyncIterator[Event]]) -> AsyncGenerator[tuple[int
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def taken(events: AsyncGenerator[tuple[int, Event], None]) -> AsyncIterator[tuple[int, Event]]:
+async def taken(request: Request, events: AsyncGenerator[tuple[int, Event], None]) -> AsyncIterator[tuple[int, Event]]:
     """The events, once the first of them tells that the engine takes the request.
 
-    Until then there is still a status code to refuse it with: raises what a Failed event stands for.
+    Until then there is still a status code to refuse it with: raises what a Failed event stands for, and
+    ClientGoneError where the client did not wait for its turn.
     """
-    index, first = await anext(events)
+    begun = await while_connected(request, anext(events))
+    if begun is None:
+        await events.aclose()
+        raise ClientGoneError
+    index, first = begun
     if isinstance(first, Failed):
         await events.aclose()
         raise as_error(first)
@@ -146,7 +169,7 @@ async def _resume(
         await rest.aclose()
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def while_connected(request: Request, work: Awaitable[T]) -> T | None:
     """Do the work, or drop it when the client goes away first (None)."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))

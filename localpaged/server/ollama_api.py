@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from localpaged import __version__
 from localpaged.engine.messages import Event, ModelInfo
@@ -24,7 +24,7 @@ from localpaged.engine.prompt import Prompt
 from localpaged.errors import InvalidRequestError, LocalpagedError, ModelNotFoundError
 from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.engine_handle import EngineHandle, RemoteModel
-from localpaged.server.generation import CLIENT_CLOSED, Answer, merge, taken, while_connected, whole
+from localpaged.server.generation import CLIENT_CLOSED, Answer, AnswerStream, merge, taken, while_connected, whole
 from localpaged.server.ollama_schema import ChatBody, GenerateBody, GenerationBody, Options, ShowBody
 from localpaged.server.served_model import ServedModel
 
@@ -174,8 +174,8 @@ async def answer(
     growing = Answer()
     events = merge([engine.generate(prompt, params, f"ollama-{uuid.uuid4().hex}", goes_on=goes_on)])
     if body.streams:
-        lines = stream(await taken(events), growing, body.model, piece, clock)
-        return StreamingResponse(
+        lines = stream(await taken(request, events), growing, body.model, piece, clock)
+        return AnswerStream(
             lines,
             media_type="application/x-ndjson",
             headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},
