@@ -103,6 +103,22 @@ def test_an_answer_may_take_longer_than_a_head(tmp_path: Path) -> None:
                 assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/nothing"])
+def test_a_refusal_arrives_though_the_body_is_still_on_its_way(tmp_path: Path, path: str) -> None:
+    num_bytes = 5_000_000
+    with (
+        serving(tmp_path, ApiEngine(), limits=RequestLimits(max_body_bytes=1000), api_key="a key") as server,
+        connect(server) as connection,
+    ):
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {num_bytes}\r\n\r\n"
+        connection.sendall(head.encode() + b"x" * 100_000)
+        # The answer is there before the body is.
+        said = connection.recv(65536)
+        assert said.startswith(b"HTTP/1.1 401")
+        connection.sendall(b"x" * (num_bytes - 100_000))
+        assert b"invalid_api_key" in said + read_to_the_end(connection)
+
+
 def test_silent_connections_keep_nobody_out(server: str) -> None:
     silent = [connect(server) for _ in range(100)]
     try:

@@ -34,6 +34,7 @@ from localpaged.server.generation import CLIENT_CLOSED, ClientGoneError
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
 from localpaged.server.limits import Gate, LimitsMiddleware, RequestLimits
+from localpaged.server.linger import LingerMiddleware
 from localpaged.server.remote_engine import RemoteEngine
 from localpaged.server.request_log import RequestLogMiddleware
 from localpaged.server.security import SecurityMiddleware
@@ -127,6 +128,7 @@ def create_app(
         page_body=page.body if page else "",
     )
     app.add_middleware(RequestLogMiddleware)
+    app.add_middleware(LingerMiddleware)
 
     @app.get("/health", **HEALTH)
     async def health() -> JSONResponse:

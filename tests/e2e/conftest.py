@@ -24,7 +24,8 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    found = subprocess.run([sys.executable, str(ROOT / "scripts" / "find_chromium.py")], capture_output=True, text=True)
+    command = [sys.executable, str(ROOT / "scripts" / "find_program.py"), "chromium"]
+    found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode:
         # Under plain pytest only: `make test` installs a browser first, and fails where it cannot. -ra shows why.
         pytest.skip(found.stderr.strip())
