@@ -31,6 +31,7 @@ WITH_FIELD = {kind.code: kind for kind in (InvalidRequestError, PromptTooLongErr
 WITHOUT_FIELD = {kind.code: kind for kind in (RemoteError, RemoteAwayError, RemoteBusyError, ModelError)}
 
 CLIENT_CLOSED = 499
+TAKEN = "localpaged.taken"  # in a request's scope: the events of its answer
 
 
 class ClientGoneError(Exception):
@@ -38,15 +39,16 @@ class ClientGoneError(Exception):
 
 
 class AnswerStream(StreamingResponse):
-    """A stream whose source is closed when it ends, whatever ended it: what the source still runs is cancelled."""
+    """A stream of what taken() took, which is closed with it, whatever ended it: what still runs is cancelled."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # A client that went away in the middle of a piece leaves the source waiting to be asked for the next.
-            if isinstance(self.body_iterator, AsyncGenerator):
-                await self.body_iterator.aclose()
+            # A client that went away in the middle of a piece leaves generators that wait to be asked for the next.
+            for source in (self.body_iterator, scope.get(TAKEN)):
+                if isinstance(source, AsyncGenerator):
+                    await source.aclose()
 
 
 @dataclass(slots=True)
@@ -144,8 +146,9 @@ async def taken(request: Request, events: AsyncGenerator[tuple[int, Event], None
     """The events, once the first of them tells that the engine takes the request.
 
     Until then there is still a status code to refuse it with: raises what a Failed event stands for, and
-    ClientGoneError where the client did not wait for its turn.
+    ClientGoneError where the client did not wait for its turn. An AnswerStream closes them.
     """
+    request.scope[TAKEN] = events
     begun = await while_connected(request, anext(events))
     if begun is None:
         await events.aclose()
@@ -157,16 +160,11 @@ async def taken(request: Request, events: AsyncGenerator[tuple[int, Event], None
     return _resume(index, first, events)
 
 
-async def _resume(
-    index: int, first: Event, rest: AsyncGenerator[tuple[int, Event], None]
-) -> AsyncIterator[tuple[int, Event]]:
-    """The rest of a stream with its first event put back; closing it closes the rest."""
-    try:
-        yield index, first
-        async for item in rest:
-            yield item
-    finally:
-        await rest.aclose()
+async def _resume(index: int, first: Event, rest: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[tuple[int, Event]]:
+    """The rest of a stream with its first event put back."""
+    yield index, first
+    async for item in rest:
+        yield item
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T | None:
