@@ -5,6 +5,7 @@ text so far is stored, and their KV kept, so that they can be continued. A secon
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from socket import socket
@@ -62,7 +63,12 @@ class GracefulServer(uvicorn.Server):
             server.close()
         deadline = time.monotonic() + self._stop_timeout_s
         if self._num_running:
-            print(f"Stopping, when {self._num_running} running requests have ended, or in {self._stop_timeout_s:g} s")
+            # Where this goes to a file on a full disk it is not said; the server stops all the same.
+            with contextlib.suppress(OSError):
+                told = (
+                    f"Stopping, when {self._num_running} running requests have ended, or in {self._stop_timeout_s:g} s"
+                )
+                print(told, flush=True)
         while self._num_running and time.monotonic() < deadline and not self.force_exit:
             await asyncio.sleep(POLL_S)
         await super().shutdown(sockets)
