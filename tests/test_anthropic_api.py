@@ -284,7 +284,7 @@ def test_an_engine_that_dies_ends_the_answer_with_an_error(tmp_path: Path, strea
             assert (response.status_code, name) == (200, "error")
         else:
             body = response.json()
-            assert response.status_code == 500
+            assert response.status_code == 503
         assert body["type"] == "error" and body["error"]["type"] == "api_error"
         assert "ended unexpectedly" in body["error"]["message"]
 

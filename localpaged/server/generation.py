@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, Prefilled
 from localpaged.errors import (
+    EngineDeadError,
     FeatureAbsentError,
     InvalidRequestError,
     LocalpagedError,
@@ -28,7 +29,9 @@ from localpaged.errors import (
 T = TypeVar("T")
 
 WITH_FIELD = {kind.code: kind for kind in (InvalidRequestError, PromptTooLongError, FeatureAbsentError)}
-WITHOUT_FIELD = {kind.code: kind for kind in (RemoteError, RemoteAwayError, RemoteBusyError, ModelError)}
+WITHOUT_FIELD = {
+    kind.code: kind for kind in (RemoteError, RemoteAwayError, RemoteBusyError, ModelError, EngineDeadError)
+}
 
 CLIENT_CLOSED = 499
 TAKEN = "localpaged.taken"  # in a request's scope: the events of its answer
