@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import load_test  # noqa: E402
 from load_clients import Crowd, Outcome  # noqa: E402
 
-NUM_CLIENTS = 16
-SECONDS = 5
+NUM_CLIENTS = 12
+SECONDS = 3
 
 
 @pytest.mark.slow
