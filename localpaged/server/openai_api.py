@@ -5,13 +5,13 @@ each choice has its role, the last one its finish_reason; usage comes last where
 [DONE]. A client that goes away cancels its request within one step.
 """
 
-import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -20,7 +20,7 @@ from localpaged.engine.prompt import Prompt
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.engine_handle import EngineHandle
-from localpaged.server.generation import CLIENT_CLOSED, as_error, merge, taken, while_connected
+from localpaged.server.generation import CLIENT_CLOSED, as_error, gathered, merge, taken, while_connected
 from localpaged.server.openai_choice import ChatChoice, CompletionChoice, Usage
 from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody, StreamOptions
 from localpaged.server.served_model import ServedModel, TokenNames
@@ -116,7 +116,7 @@ async def answer(
         head["object"] = shape.chunk_object
         chunks = stream(await taken(events), head, params.n, choices, options)
         return StreamingResponse(
-            chunks,
+            gathered(chunks),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},
         )
@@ -146,13 +146,13 @@ async def stream(
     n: int,
     choices: list[ChatChoice],
     options: StreamOptions,
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[bytes, None]:
     """The events as server-sent chunks of all choices, interleaved as they come; usage comes last, or running too."""
     usage_field: dict[str, Any] = {"usage": None} if options.include_usage else {}
     usage = Usage()
     prompts: dict[int, Admitted] = {}
 
-    def line(choice: ChatChoice, chunk: dict[str, Any]) -> str:
+    def line(choice: ChatChoice, chunk: dict[str, Any]) -> bytes:
         told = usage_field
         if options.include_usage and options.continuous_usage_stats:
             admitted = prompts[choice.index // n]
@@ -182,8 +182,8 @@ async def stream(
             return
     if options.include_usage:
         yield sse(head | {"choices": [], "usage": usage.report(choices)})
-    yield "data: [DONE]\n\n"
+    yield b"data: [DONE]\n\n"
 
 
-def sse(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+def sse(value: dict[str, Any]) -> bytes:
+    return b"data: %s\n\n" % msgspec.json.encode(value)
