@@ -66,7 +66,7 @@ def send(address: str, conversation: int, text: str, parent: int | None, **sampl
 
 
 def events_of(address: str, job: str) -> list[dict[str, Any]]:
-    lines = httpx.get(f"{address}/api/jobs/{job}/events", timeout=20).text.splitlines()
+    lines = httpx.get(f"{address}/api/jobs/{job}/events?cursor=0", timeout=20).text.splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 

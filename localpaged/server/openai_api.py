@@ -170,7 +170,7 @@ async def stream(
                     yield line(choice, first)
         elif isinstance(event, Delta):
             choice = choices[prompt * n + event.index]
-            if (chunk := choice.chunk(choice.take(event))) is not None:
+            if (chunk := choice.chunk(event)) is not None:
                 yield line(choice, chunk)
             if choice.finish_reason is not None:
                 yield line(choice, choice.last_chunk())
