@@ -56,7 +56,7 @@ def router(
         model = await served.named(body.model)
         tools = body.tool_use()
         params = body.params(tools, await served.tags_tool_calls())
-        prompt = await served.chat_prompt(body.template_messages(), tools=tools.for_template())
+        prompt = await served.chat_prompt(body.template_messages(), "", tools.for_template(), body.think)
         shape = chat_shape(await served.token_names(), tools, await served.begins_within(prompt))
         return await answer(engine, request, body, model, params, [prompt], shape)
 
