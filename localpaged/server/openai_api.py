@@ -35,21 +35,22 @@ def router(
     started = int(time.time())
     served = ServedModel(engine, tokenizer_provider, served_names)
 
+    def described(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": started,
+            "owned_by": "localpaged",
+            "max_model_len": engine.info.max_model_len if engine.info else None,
+        }
+
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {
-            "object": "list",
-            "data": [
-                {
-                    "id": name,
-                    "object": "model",
-                    "created": started,
-                    "owned_by": "localpaged",
-                    "max_model_len": engine.info.max_model_len if engine.info else None,
-                }
-                for name in await served.names()
-            ],
-        }
+        return {"object": "list", "data": [described(name) for name in await served.names()]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        return described(await served.named(name))
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
