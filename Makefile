@@ -36,7 +36,8 @@ serve: $(VENV)/.runtime  ## Start the chat server; ARGS="--open --port 8000" is 
 	@$(BIN)/localpaged serve $(ARGS)
 
 test: $(VENV)/.dev  ## Run every test, the browser's too
-	@$(BIN)/python scripts/find_chromium.py --install
+	@$(BIN)/python scripts/find_program.py chromium --install
+	@$(BIN)/python scripts/find_program.py nginx --install || true
 	@$(BIN)/python scripts/run_tests.py $(ARGS)
 
 test-fast: $(VENV)/.dev  ## Run the tests that need neither a browser nor minutes

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from localpaged.errors import ModelError
+from localpaged.server.connection import bounded
 from localpaged.server.jobs import JobManager
 from localpaged.server.limits import Gate
 
@@ -22,11 +23,21 @@ CLOSE_TIMEOUT_S = 1
 
 
 class GracefulServer(uvicorn.Server):
-    """announce: awaited once it listens; it ends the server when it raises ModelError."""
+    """announce: awaited once it listens; it ends the server when it raises ModelError.
 
-    def __init__(self, app: FastAPI, announce: Callable[[], Awaitable[None]], stop_timeout_s: float) -> None:
+    head_timeout_s: for the head of a request.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        announce: Callable[[], Awaitable[None]],
+        stop_timeout_s: float,
+        head_timeout_s: float = 30.0,
+    ) -> None:
         config = uvicorn.Config(
             app,
+            http=bounded(head_timeout_s),
             log_config=None,
             log_level="warning",
             timeout_graceful_shutdown=CLOSE_TIMEOUT_S,

@@ -28,7 +28,8 @@ expect.set_options(timeout=20_000)
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    found = subprocess.run([sys.executable, str(ROOT / "scripts" / "find_chromium.py")], capture_output=True, text=True)
+    command = [sys.executable, str(ROOT / "scripts" / "find_program.py"), "chromium"]
+    found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode:
         # Under plain pytest only: `make test` installs a browser first, and fails where it cannot. -ra shows why.
         pytest.skip(found.stderr.strip())
