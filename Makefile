@@ -38,7 +38,7 @@ serve: $(VENV)/.runtime  ## Start the chat server; ARGS="--open --port 8000" is 
 test: $(VENV)/.dev  ## Run every test, the browser's too
 	@$(BIN)/python scripts/find_program.py chromium --install
 	@$(BIN)/python scripts/find_program.py nginx --install || true
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/python scripts/run_tests.py $(ARGS)
 
 test-fast: $(VENV)/.dev  ## Run the tests that need neither a browser nor minutes
 	@$(BIN)/pytest -m 'not slow and not browser' $(ARGS)

@@ -50,6 +50,16 @@ class ChatTokenizer:
         template = str(self._tokenizer.chat_template)
         return not self.knows_tools or ("<tool_call>" in template and "<function=" not in template)
 
+    @property
+    def thinks_on_demand(self) -> bool:
+        """Whether the template can be told to let the model think, or not to."""
+        return "enable_thinking" in str(self._tokenizer.chat_template)
+
+    @property
+    def knows_thinking(self) -> bool:
+        """Whether the template has a place for what the model thinks."""
+        return "<think>" in str(self._tokenizer.chat_template)
+
     def guidance_tokens(self, vocab_size: int, eos_token_ids: list[int]) -> Any:
         """The vocabulary as llguidance takes it, with vocab_size tokens as the model's logits have."""
         from llguidance.hf import from_tokenizer
@@ -89,10 +99,12 @@ class ChatTokenizer:
         messages: list[dict[str, Any]],
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
+        think: bool | None = None,
     ) -> str:
         """The messages (role, content) as the template writes them, up to where the answer begins.
 
         tools: as OpenAI's API has them; assistant messages may have tool_calls, whose arguments are an object.
+        think: whether the model is to think before it answers; None leaves that to the template.
         Raises InvalidRequestError when the template refuses them.
         """
         if not self.has_chat_template:
@@ -104,9 +116,12 @@ class ChatTokenizer:
 
         if not self.knows_tools:
             messages, tools = with_tools_as_text(messages, tools), None
+        if think and not self.knows_thinking:
+            raise InvalidRequestError("This model does not think before it answers. Leave think out.", "think")
+        switch = {"enable_thinking": think} if think is not None and self.thinks_on_demand else {}
         try:
             return self._tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+                messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **switch
             )
         except (TemplateError, TypeError, KeyError) as error:
             raise InvalidRequestError(

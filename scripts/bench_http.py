@@ -51,7 +51,7 @@ def through_http(client: httpx.Client, n: int, max_tokens: int, seed: int) -> fl
         answer.raise_for_status()
         for line in answer.iter_lines():
             first = first or time.perf_counter()
-            if '"usage": {' in line:
+            if '"usage":{' in line:
                 tokens = json.loads(line[6:])["usage"]["completion_tokens"]
     return (tokens - n) / (time.perf_counter() - first)
 

@@ -1,9 +1,11 @@
-"""Write docs/cli.md and docs/settings.md from the code. --check compares them and writes nothing."""
+"""Write docs/cli.md, docs/settings.md and docs/api.md from the code. --check compares them and writes nothing."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from api_fields import api_fields
 
 from localpaged.config import Settings
 
@@ -53,7 +55,7 @@ def settings() -> str:
 def main() -> None:
     check = "--check" in sys.argv[1:]
     stale = []
-    for name, text in (("cli.md", command_line()), ("settings.md", settings())):
+    for name, text in (("cli.md", command_line()), ("settings.md", settings()), ("api.md", HEAD + api_fields())):
         path = DOCS / name
         if not path.exists() or path.read_text() != text:
             stale.append(name)

@@ -124,7 +124,7 @@ def serving_default_model(folder: Path, path: Path) -> Iterator[str]:
     """The application on the real engine, with the model of that path as "real"."""
     engine = EngineClient(EngineConfig(model=str(path), name="real", kv_cache_memory=1 << 28))
     with serving(folder, engine, tokenizer=load_tokenizer(path)) as address:
-        wait_until(lambda: httpx.get(f"{address}/health").status_code == 200, 120)
+        wait_until(lambda: httpx.get(f"{address}/health").status_code == 200, 240)
         yield address
 
 

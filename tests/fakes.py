@@ -56,7 +56,11 @@ class FakeTokenizer:
         return b"".join(pieces).decode(errors="replace")
 
     def render_chat(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, tools: list[Any] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: list[Any] | None = None,
+        think: bool | None = None,
     ) -> str:
         messages = with_tools_as_text(messages, tools)
         turns = "".join(

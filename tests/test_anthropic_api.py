@@ -202,12 +202,19 @@ def test_fields_that_real_clients_send_are_accepted(server: str) -> None:
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 PROMPT_REFUSALS: Any = [
-    ({"tools": [{"name": "x", "input_schema": {}}]}, "tools"),
-    ({"tool_choice": {"type": "auto"}}, "tool_choice"),
+    ({"tools": [{"name": "x", "type": "bash_20250124"}]}, "tools.0.input_schema"),
+    ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tool_choice": {"type": "tool"}}, "tool_choice"),
     ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
     ({"thinking": {"type": "adaptive"}}, "thinking"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}]}, "image blocks"),
-    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_result blocks"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document blocks"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "x", "input": {}}]}]},
+        "tool_use blocks",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "text"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
     ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
@@ -255,8 +262,8 @@ def test_max_tokens_is_required(server: str) -> None:
 
 
 def test_the_official_client_raises_anthropics_errors(client: Anthropic) -> None:
-    with pytest.raises(BadRequestError, match="tools: Not supported here"):
-        client.messages.create(model=MODEL, max_tokens=5, messages=TURNS, tools=[{"name": "x", "input_schema": {}}])  # type: ignore[list-item]
+    with pytest.raises(BadRequestError, match="container: Not supported here"):
+        client.messages.create(model=MODEL, max_tokens=5, messages=TURNS, extra_body={"container": "x"})
     with pytest.raises(NotFoundError, match="not_found_error.*not served here"):
         client.messages.create(model="claude-opus-4-1", max_tokens=5, messages=TURNS)
 
@@ -363,3 +370,65 @@ def test_the_real_engine_stops_goes_on_from_a_prefill_and_drops_who_goes_away(
         with httpx.stream("POST", f"{server}/v1/messages", json=body) as response:
             next(response.iter_lines())
         wait_for_empty_pool(server)
+
+
+TOOL: Any = {
+    "name": "weather",
+    "description": "Tells.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
+THOUGHT = "<think>\nHm.\n</think>\n\nLet me look.\n"
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Anthropic, ApiEngine]]:
+    engine = ApiEngine(answer=lambda prompt, index: THOUGHT + CALL if "<tools>" in prompt else "No tools.")
+    with (
+        serving(tmp_path_factory.mktemp("agent"), engine) as address,
+        Anthropic(base_url=address, api_key="none", max_retries=0) as client,
+    ):
+        yield client, engine
+
+
+def test_thoughts_words_and_calls_are_blocks_whole_and_streamed(agent: tuple[Anthropic, ApiEngine]) -> None:
+    client, _ = agent
+    made = client.messages.create(model=MODEL, max_tokens=200, messages=TURNS, tools=[TOOL])
+    with client.messages.stream(model=MODEL, max_tokens=200, messages=TURNS, tools=[TOOL]) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_message()
+    for message in (made, streamed):
+        assert message.stop_reason == "tool_use"
+        thought, words, call = message.content
+        assert (thought.type, words.type, call.type) == ("thinking", "text", "tool_use")
+        assert (thought.thinking, words.text) == ("Hm.", "Let me look.")  # type: ignore[union-attr]
+        assert (call.name, call.input) == ("weather", {"city": "Paris"})  # type: ignore[union-attr]
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 3
+
+
+def test_a_calls_result_goes_back_to_the_model(agent: tuple[Anthropic, ApiEngine]) -> None:
+    client, engine = agent
+    made = client.messages.create(model=MODEL, max_tokens=200, messages=TURNS, tools=[TOOL])
+    call: Any = made.content[-1]
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "Rain."}]}
+    turns = [
+        *TURNS,
+        {"role": "assistant", "content": [block.to_dict() for block in made.content]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
+    ]
+    client.messages.create(model=MODEL, max_tokens=200, messages=turns, tools=[TOOL])
+    prompt = last_prompt(engine)
+    assert "Let me look.\n<tool_call>\n" in prompt and '"arguments": {"city": "Paris"}' in prompt
+    assert "<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>" in prompt
+    counted = client.messages.count_tokens(model=MODEL, messages=turns, tools=[TOOL])
+    assert counted.input_tokens == len(engine.prompts[-1])
+
+
+def test_a_choice_of_tools_asks_for_a_call_or_hides_them(agent: tuple[Anthropic, ApiEngine]) -> None:
+    client, engine = agent
+    for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
+        client.messages.create(model=MODEL, max_tokens=9, messages=TURNS, tools=[TOOL], tool_choice=choice)  # type: ignore[arg-type]
+        wanted = engine.params[-1].structured_outputs
+        assert wanted is not None and wanted.grammar is not None
+    made = client.messages.create(model=MODEL, max_tokens=9, messages=TURNS, tools=[TOOL], tool_choice={"type": "none"})
+    assert made.content[0].text == "No tools."  # type: ignore[union-attr]

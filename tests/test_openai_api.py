@@ -88,6 +88,13 @@ def test_running_usage_counts_each_choice_in_its_chunks_and_all_at_the_end(clien
     assert chunk.usage.completion_tokens == counts[0][-1] + counts[1][-1]
 
 
+def test_sixty_four_choices_share_one_prompt(client: OpenAI, server: str) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, n=64, max_tokens=3, seed=1)
+    assert [choice.index for choice in answer.choices] == list(range(64))
+    assert answer.usage is not None and answer.usage.completion_tokens <= 3 * 64
+    wait_for_empty_pool(server)
+
+
 def test_a_repeated_prompt_is_reported_as_cached(client: OpenAI) -> None:
     for _ in range(2):
         answer = client.chat.completions.create(model="mine", messages=MESSAGES, max_tokens=2)

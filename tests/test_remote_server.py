@@ -66,7 +66,7 @@ def send(address: str, conversation: int, text: str, parent: int | None, **sampl
 
 
 def events_of(address: str, job: str) -> list[dict[str, Any]]:
-    lines = httpx.get(f"{address}/api/jobs/{job}/events", timeout=20).text.splitlines()
+    lines = httpx.get(f"{address}/api/jobs/{job}/events?cursor=0", timeout=20).text.splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
@@ -314,6 +314,7 @@ def test_ps_shows_the_model_of_another_server(tmp_path: Path) -> None:
         ({"engine": "openai", "base_url": "me:secret@host/v1"}, "http:// or https://"),
         ({"engine": "openai", "base_url": "http://me:secret@host/v1"}, "--remote-api-key-file"),
         ({"engine": "openai", "base_url": "http://host:x"}, "no address that can be read"),
+        ({"engine": "openai", "base_url": "http://host", "block_size": 32}, "decides on --block-size"),
         ({"engine": "openai", "base_url": "http://[::1"}, "no address that can be read"),
         ({"engine": "openai", "base_url": "http://host", "remote_api_key": "sécret"}, "no header carries"),
         ({"engine": "openai", "base_url": "http://host/v1?key=secret"}, "query"),

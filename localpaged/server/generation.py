@@ -145,6 +145,37 @@ async def merge(streams: list[AsyncIterator[Event]]) -> AsyncGenerator[tuple[int
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def gathered(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same bytes in fewer pieces: what is there at one moment, such as the tokens of one step, goes out as one.
+
+    Closing this closes the chunks.
+    """
+    waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def forward() -> None:
+        try:
+            async for chunk in chunks:
+                waiting.put_nowait(chunk)
+        finally:
+            await chunks.aclose()
+            waiting.put_nowait(None)
+
+    task = asyncio.create_task(forward())
+    ended = False
+    try:
+        while not ended:
+            pieces = [await waiting.get()]
+            while not waiting.empty():
+                pieces.append(waiting.get_nowait())
+            ended = pieces[-1] is None
+            if body := b"".join(piece for piece in pieces if piece is not None):
+                yield body
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def taken(request: Request, events: AsyncGenerator[tuple[int, Event], None]) -> AsyncIterator[tuple[int, Event]]:
     """The events, once the first of them tells that the engine takes the request.
 

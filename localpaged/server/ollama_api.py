@@ -23,6 +23,7 @@ from localpaged.engine.messages import Event, ModelInfo
 from localpaged.engine.prompt import Prompt
 from localpaged.errors import InvalidRequestError, LocalpagedError, ModelNotFoundError
 from localpaged.models.chat_tokenizer import ChatTokenizer
+from localpaged.server.answer_parser import AnswerParser, Part
 from localpaged.server.engine_handle import EngineHandle, RemoteModel
 from localpaged.server.generation import CLIENT_CLOSED, Answer, AnswerStream, merge, taken, while_connected, whole
 from localpaged.server.ollama_schema import ChatBody, GenerateBody, GenerationBody, Options, ShowBody
@@ -30,7 +31,7 @@ from localpaged.server.served_model import ServedModel
 
 Body = TypeVar("Body", bound=BaseModel)
 # How an endpoint writes a piece of an answer: "message" or "response".
-Piece = Callable[[str], dict[str, Any]]
+Piece = Callable[[Part], dict[str, Any]]
 
 DONE_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop", "error": "stop"}
 LATEST = ":latest"
@@ -64,8 +65,10 @@ def router(
         if not messages:
             return only_load(body, chat_piece)
         clock = Clock(begun_at_ns)
-        prompt = await served.chat_prompt(messages)
-        return await answer(engine, request, body, prompt, info, chat_piece, clock)
+        prompt = await served.chat_prompt(messages, tools=body.tool_use().for_template(), think=body.thinks)
+        thinks = await served.begins_within(prompt)
+        tags_calls = await served.tags_tool_calls()
+        return await answer(engine, request, body, prompt, info, chat_piece, clock, thinks, tags_calls=tags_calls)
 
     @routes.post("/api/generate", response_model=None)
     async def generate(request: Request) -> Response:
@@ -76,10 +79,11 @@ def router(
             return only_load(body, response_piece)
         clock = Clock(begun_at_ns)
         if body.raw:
-            prompt = await served.plain_prompt(body.prompt)
+            prompt, thinks = await served.plain_prompt(body.prompt), False
         else:
-            prompt = await served.chat_prompt(body.prompt_messages())
-        return await answer(engine, request, body, prompt, info, response_piece, clock, goes_on=bool(body.raw))
+            prompt = await served.chat_prompt(body.prompt_messages(), think=body.thinks)
+            thinks = await served.begins_within(prompt)
+        return await answer(engine, request, body, prompt, info, response_piece, clock, thinks, bool(body.raw))
 
     @routes.get("/api/tags")
     async def tags() -> dict[str, Any]:
@@ -113,7 +117,7 @@ def router(
             "template": "",
             "details": details(info),
             "model_info": {"general.architecture": family, **window},
-            "capabilities": ["completion"],
+            "capabilities": ["completion", "tools"],
             "modified_at": started,
         }
 
@@ -149,32 +153,44 @@ class Clock:
         return {name: count for name, count in counts.items() if count is not None}
 
 
-def chat_piece(text: str) -> dict[str, Any]:
-    return {"message": {"role": "assistant", "content": text}}
+def chat_piece(part: Part) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": part.text}
+    if part.reasoning:
+        message["thinking"] = part.reasoning
+    if part.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+            for call in part.calls
+        ]
+    return {"message": message}
 
 
-def response_piece(text: str) -> dict[str, Any]:
-    return {"response": text}
+def response_piece(part: Part) -> dict[str, Any]:
+    thinking = {"thinking": part.reasoning} if part.reasoning else {}
+    return {"response": part.text} | thinking
 
 
 async def answer(
     engine: EngineHandle,
     request: Request,
-    body: GenerationBody,
+    body: ChatBody | GenerateBody,
     prompt: Prompt,
     info: ModelInfo | RemoteModel,
     piece: Piece,
     clock: Clock,
+    thinks: bool,
     goes_on: bool = False,
+    tags_calls: bool = True,
 ) -> Response:
-    """Run the prompt and answer as a stream or at once."""
-    options, structured = body.options or Options(), body.structured_outputs()
+    """Run the prompt and answer as a stream or at once. thinks: the answer begins within what the model thinks."""
+    tools = body.tool_use()
+    options, structured = body.options or Options(), tools.guide(body.structured_outputs(), tags_calls)
     num_tokens = len(prompt) if isinstance(prompt, list) else None
     params = options.sampling_params(num_tokens, info.max_model_len, structured)
-    growing = Answer()
+    growing, parser = Answer(), AnswerParser(tools, thinks)
     events = merge([engine.generate(prompt, params, f"ollama-{uuid.uuid4().hex}", goes_on=goes_on)])
     if body.streams:
-        lines = stream(await taken(request, events), growing, body.model, piece, clock)
+        lines = stream(await taken(request, events), growing, parser, body.model, piece, clock)
         return AnswerStream(
             lines,
             media_type="application/x-ndjson",
@@ -183,27 +199,33 @@ async def answer(
     done = await while_connected(request, whole(events, growing))
     if done is None:
         return Response(status_code=CLIENT_CLOSED)
-    return JSONResponse(head(body.model) | piece(done.text) | end(done, clock))
+    return JSONResponse(head(body.model) | piece(parser.take(done.text, ended=True)) | end(done, clock))
 
 
 async def stream(
-    events: AsyncIterator[tuple[int, Event]], growing: Answer, model: str, piece: Piece, clock: Clock
+    events: AsyncIterator[tuple[int, Event]],
+    growing: Answer,
+    parser: AnswerParser,
+    model: str,
+    piece: Piece,
+    clock: Clock,
 ) -> AsyncIterator[str]:
     """The events as lines of JSON."""
     try:
         async for _, event in events:
-            text = growing.take(event)
-            if text:
-                yield line(head(model) | piece(text) | {"done": False})
+            if part := parser.take(growing.take(event), ended=False):
+                yield line(head(model) | piece(part) | {"done": False})
     except LocalpagedError as error:
         yield line({"error": str(error)})
         return
-    yield line(head(model) | piece("") | end(growing, clock))
+    if part := parser.take("", ended=True):
+        yield line(head(model) | piece(part) | {"done": False})
+    yield line(head(model) | piece(Part()) | end(growing, clock))
 
 
 def only_load(body: GenerationBody, piece: Piece) -> Response:
     """The answer to a request without a prompt, which asks that the model be there."""
-    return JSONResponse(head(body.model) | piece("") | {"done": True, "done_reason": "load"})
+    return JSONResponse(head(body.model) | piece(Part()) | {"done": True, "done_reason": "load"})
 
 
 def head(model: str) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.engine.structured_outputs import StructuredOutputs
 from localpaged.errors import InvalidRequestError
+from localpaged.server.tool_calls import new_id
+from localpaged.server.tools import Function, Tools
 from localpaged.server.unsupported import Unsupported
 
 # How the model is loaded is decided at the server's start; no context is ever shifted (num_keep); mirostat is off.
@@ -137,7 +139,8 @@ class GenerationBody(BaseModel):
     options: Options | None = None
     keep_alive: float | str | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
-    think: Unsupported = None
+    # A level is as true; what a model thinks is told apart from its answer in any case.
+    think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: Unsupported = None
     top_logprobs: Unsupported = None
     # A prompt that is too long is an error, never cut.
@@ -153,30 +156,90 @@ class GenerationBody(BaseModel):
         return StructuredOutputs(json_object=True, param="format")
 
     @property
+    def thinks(self) -> bool | None:
+        return None if self.think is None else bool(self.think)
+
+    @property
     def streams(self) -> bool:
         return self.stream is not False
 
 
-class Message(BaseModel):
+class CalledFunction(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    role: Literal["system", "user", "assistant"]
+    name: str
+    arguments: dict[str, Any]
+    index: int | None = None
+
+
+class MessageToolCall(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class Message(BaseModel):
+    """tool_name, tool_call_id: which call a tool's message answers; Ollama's clients send one, or neither."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     images: Unsupported = None
-    thinking: Unsupported = None
-    tool_calls: Unsupported = None
-    tool_name: Unsupported = None
+    thinking: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+    def as_template_message(self) -> dict[str, Any]:
+        """As chat templates know it."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content or ""}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
+        if self.tool_calls:
+            calls = [(call.id, call.function) for call in self.tool_calls]
+            message["tool_calls"] = [
+                {"id": name or new_id(), "type": "function", "function": {"name": f.name, "arguments": f.arguments}}
+                for name, f in calls
+            ]
+        if self.tool_name:
+            message["name"] = self.tool_name
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class OllamaFunction(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class OllamaTool(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"] | None = None
+    function: OllamaFunction
 
 
 class ChatBody(GenerationBody):
     """POST /api/chat. Without messages it only loads the model."""
 
     messages: list[Message] | None = None
-    tools: Unsupported = None
+    tools: list[OllamaTool] | None = None
 
-    def prompt_messages(self) -> list[dict[str, str]]:
-        """role and content as chat templates know them."""
-        return [{"role": message.role, "content": message.content or ""} for message in self.messages or []]
+    def prompt_messages(self) -> list[dict[str, Any]]:
+        """The messages as chat templates know them."""
+        return [message.as_template_message() for message in self.messages or []]
+
+    def tool_use(self) -> Tools:
+        """Raises InvalidRequestError that names the field."""
+        given = [tool.function.model_dump(exclude_none=True) for tool in self.tools or []]
+        return Tools(tuple(Function(**fields) for fields in given))
 
 
 class GenerateBody(GenerationBody):
@@ -196,7 +259,10 @@ class GenerateBody(GenerationBody):
             raise PydanticCustomError("raw", "system and raw exclude each other: write the system prompt into prompt")
         return self
 
-    def prompt_messages(self) -> list[dict[str, str]]:
+    def tool_use(self) -> Tools:
+        return Tools()
+
+    def prompt_messages(self) -> list[dict[str, Any]]:
         """role and content as chat templates know them; none without a prompt."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": self.prompt}] if self.prompt else []

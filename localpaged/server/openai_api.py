@@ -5,13 +5,13 @@ each choice has its role, the last one its finish_reason; usage comes last where
 [DONE]. A client that goes away cancels its request within one step.
 """
 
-import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,7 +20,7 @@ from localpaged.engine.prompt import Prompt
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.engine_handle import EngineHandle
-from localpaged.server.generation import CLIENT_CLOSED, AnswerStream, as_error, merge, taken, while_connected
+from localpaged.server.generation import CLIENT_CLOSED, AnswerStream, as_error, gathered, merge, taken, while_connected
 from localpaged.server.openai_choice import ChatChoice, CompletionChoice, Usage
 from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody, StreamOptions
 from localpaged.server.served_model import ServedModel, TokenNames
@@ -35,28 +35,29 @@ def router(
     started = int(time.time())
     served = ServedModel(engine, tokenizer_provider, served_names)
 
+    def described(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": started,
+            "owned_by": "localpaged",
+            "max_model_len": engine.info.max_model_len if engine.info else None,
+        }
+
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {
-            "object": "list",
-            "data": [
-                {
-                    "id": name,
-                    "object": "model",
-                    "created": started,
-                    "owned_by": "localpaged",
-                    "max_model_len": engine.info.max_model_len if engine.info else None,
-                }
-                for name in await served.names()
-            ],
-        }
+        return {"object": "list", "data": [described(name) for name in await served.names()]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        return described(await served.named(name))
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         model = await served.named(body.model)
         tools = body.tool_use()
         params = body.params(tools, await served.tags_tool_calls())
-        prompt = await served.chat_prompt(body.template_messages(), tools=tools.for_template())
+        prompt = await served.chat_prompt(body.template_messages(), "", tools.for_template(), body.think)
         shape = chat_shape(await served.token_names(), tools, await served.begins_within(prompt))
         return await answer(engine, request, body, model, params, [prompt], shape)
 
@@ -116,7 +117,7 @@ async def answer(
         head["object"] = shape.chunk_object
         chunks = stream(await taken(request, events), head, params.n, choices, options)
         return AnswerStream(
-            chunks,
+            gathered(chunks),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},
         )
@@ -146,13 +147,13 @@ async def stream(
     n: int,
     choices: list[ChatChoice],
     options: StreamOptions,
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[bytes, None]:
     """The events as server-sent chunks of all choices, interleaved as they come; usage comes last, or running too."""
     usage_field: dict[str, Any] = {"usage": None} if options.include_usage else {}
     usage = Usage()
     prompts: dict[int, Admitted] = {}
 
-    def line(choice: ChatChoice, chunk: dict[str, Any]) -> str:
+    def line(choice: ChatChoice, chunk: dict[str, Any]) -> bytes:
         told = usage_field
         if options.include_usage and options.continuous_usage_stats:
             admitted = prompts[choice.index // n]
@@ -170,7 +171,7 @@ async def stream(
                     yield line(choice, first)
         elif isinstance(event, Delta):
             choice = choices[prompt * n + event.index]
-            if (chunk := choice.chunk(choice.take(event))) is not None:
+            if (chunk := choice.chunk(event)) is not None:
                 yield line(choice, chunk)
             if choice.finish_reason is not None:
                 yield line(choice, choice.last_chunk())
@@ -182,8 +183,8 @@ async def stream(
             return
     if options.include_usage:
         yield sse(head | {"choices": [], "usage": usage.report(choices)})
-    yield "data: [DONE]\n\n"
+    yield b"data: [DONE]\n\n"
 
 
-def sse(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+def sse(value: dict[str, Any]) -> bytes:
+    return b"data: %s\n\n" % msgspec.json.encode(value)

@@ -4,11 +4,11 @@ Sources: https://platform.openai.com/docs/api-reference/chat/object, .../chat/st
 reasoning_content is DeepSeek's and vLLM's.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from localpaged.engine.messages import Delta, Finished, PositionLogprobs, TokenLogprob
-from localpaged.server.reasoning import ReasoningSplitter
+from localpaged.server.answer_parser import AnswerParser, Part
 from localpaged.server.served_model import TokenNames
 from localpaged.server.tool_calls import ToolCall
 from localpaged.server.tools import Tools
@@ -59,16 +59,6 @@ def _plus(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 
 
-@dataclass(slots=True)
-class Part:
-    """What a piece of an answer brings, once what the model thinks and what it calls are told from its words."""
-
-    reasoning: str = ""
-    text: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
-
-
 class ChatChoice:
     """A choice of /v1/chat/completions."""
 
@@ -79,66 +69,49 @@ class ChatChoice:
         self.num_reasoning_tokens = 0
         self.has_token_ids = True
         self._tokenizer = tokenizer
-        self._splitter = ReasoningSplitter(thinks)
-        self._parser = tools.parser()
+        self._answer = AnswerParser(tools, thinks)
+        self._logprobs: list[PositionLogprobs] = []
         self._reason: str | None = None
-        self._whole = Part()
-
-    @property
-    def _num_calls(self) -> int:
-        return len(self._whole.calls)
 
     @property
     def finish_reason(self) -> str | None:
         if self._reason is None:
             return None
-        return "tool_calls" if self._whole.calls and self._reason == "stop" else FINISH_REASONS[self._reason]
+        return "tool_calls" if self._answer.whole.calls and self._reason == "stop" else FINISH_REASONS[self._reason]
 
     def take(self, delta: Delta) -> Part:
         """Note a piece; with the last one comes what was held back."""
         self.num_tokens = _tokens_after(self.num_tokens, delta)
         self.has_token_ids &= bool(delta.token_ids) or not delta.text
-        reasoning, text = self._splitter.push(delta.text)
-        if self._splitter.within:
+        self._reason = delta.finish_reason
+        self._logprobs += delta.logprobs or []
+        part = self._answer.take(delta.text, ended=delta.finish_reason is not None)
+        if self._answer.thinking:
             self.num_reasoning_tokens += len(delta.token_ids)
-        if delta.finish_reason is not None:
-            self._reason = delta.finish_reason
-            rest = self._splitter.finish()
-            reasoning, text = reasoning + rest[0], text + rest[1]
-        calls: list[ToolCall] = []
-        if self._parser is not None:
-            text, calls = self._parser.push(text)
-            if self._reason is not None:
-                rest_text, rest_calls = self._parser.finish()
-                text, calls = text + rest_text, calls + rest_calls
-        part = Part(reasoning, text, calls, delta.logprobs or [])
-        self._whole.reasoning += reasoning
-        self._whole.text += text
-        self._whole.calls += calls
-        self._whole.logprobs += part.logprobs
         return part
 
     def written(self) -> dict[str, Any]:
         """The choice as a whole."""
-        whole = self._whole
+        whole = self._answer.whole
         message: dict[str, Any] = {"role": "assistant", "content": whole.text, "refusal": None}
         if whole.reasoning:
             message["reasoning_content"] = whole.reasoning
         if whole.calls:
             message["content"] = whole.text or None
             message["tool_calls"] = [_call(call) for call in whole.calls]
-        return self._framed("message", message, whole.logprobs, self.finish_reason)
+        return self._framed("message", message, self._logprobs, self.finish_reason)
 
     def first_chunk(self) -> dict[str, Any] | None:
         return self._framed("delta", {"role": "assistant", "content": "", "refusal": None})
 
-    def chunk(self, part: Part) -> dict[str, Any] | None:
-        """A piece; None where it has nothing to tell."""
-        delta: dict[str, Any] = {"reasoning_content": part.reasoning, "content": part.text}
-        first = self._num_calls - len(part.calls)
-        delta["tool_calls"] = [{"index": first + i} | _call(call) for i, call in enumerate(part.calls)]
-        delta = {name: value for name, value in delta.items() if value}
-        return self._framed("delta", delta, part.logprobs) if delta or part.logprobs else None
+    def chunk(self, delta: Delta) -> dict[str, Any] | None:
+        """Note a piece and write it; None where it has nothing to tell."""
+        part = self.take(delta)
+        written: dict[str, Any] = {"reasoning_content": part.reasoning, "content": part.text}
+        first = len(self._answer.whole.calls) - len(part.calls)
+        written["tool_calls"] = [{"index": first + i} | _call(call) for i, call in enumerate(part.calls)]
+        written = {name: value for name, value in written.items() if value}
+        return self._framed("delta", written, delta.logprobs) if written or delta.logprobs else None
 
     def last_chunk(self) -> dict[str, Any]:
         return self._framed("delta", {}, reason=self.finish_reason)
@@ -150,9 +123,9 @@ class ChatChoice:
         logprobs: list[PositionLogprobs] | None = None,
         reason: str | None = None,
     ) -> dict[str, Any]:
-        return {"index": self.index, name: value, "logprobs": self._logprobs(logprobs), "finish_reason": reason}
+        return {"index": self.index, name: value, "logprobs": self._told(logprobs), "finish_reason": reason}
 
-    def _logprobs(self, positions: list[PositionLogprobs] | None) -> dict[str, Any] | None:
+    def _told(self, positions: list[PositionLogprobs] | None) -> dict[str, Any] | None:
         if not positions:
             return None
         content = [
@@ -184,39 +157,38 @@ class CompletionChoice:
         self.has_token_ids = True
         self.finish_reason: str | None = None
         self._tokenizer = tokenizer
-        self._whole = Part()
+        self._text = ""
+        self._logprobs: list[PositionLogprobs] = []
         self._offset = 0
 
-    def take(self, delta: Delta) -> Part:
+    def take(self, delta: Delta) -> None:
         """Note a piece."""
         self.num_tokens = _tokens_after(self.num_tokens, delta)
         self.has_token_ids &= bool(delta.token_ids) or not delta.text
         if delta.finish_reason is not None:
             self.finish_reason = FINISH_REASONS[delta.finish_reason]
-        part = Part(text=delta.text, logprobs=delta.logprobs or [])
-        self._whole.text += part.text
-        self._whole.logprobs += part.logprobs
-        return part
+        self._text += delta.text
+        self._logprobs += delta.logprobs or []
 
     def written(self) -> dict[str, Any]:
         """The choice as a whole."""
-        return self._framed(self._whole, self.finish_reason)
+        return self._framed(self._text, self._logprobs, self.finish_reason)
 
     def first_chunk(self) -> dict[str, Any] | None:
         return None
 
-    def chunk(self, part: Part) -> dict[str, Any] | None:
-        """A piece; None where it has nothing to tell."""
-        return self._framed(part, None) if part.text or part.logprobs else None
+    def chunk(self, delta: Delta) -> dict[str, Any] | None:
+        """Note a piece and write it; None where it has nothing to tell."""
+        self.take(delta)
+        return self._framed(delta.text, delta.logprobs or [], None) if delta.text or delta.logprobs else None
 
     def last_chunk(self) -> dict[str, Any]:
-        return self._framed(Part(), self.finish_reason)
+        return self._framed("", [], self.finish_reason)
 
-    def _framed(self, part: Part, reason: str | None) -> dict[str, Any]:
-        logprobs = self._logprobs(part.logprobs)
-        return {"index": self.index, "text": part.text, "logprobs": logprobs, "finish_reason": reason}
+    def _framed(self, text: str, logprobs: list[PositionLogprobs], reason: str | None) -> dict[str, Any]:
+        return {"index": self.index, "text": text, "logprobs": self._told(logprobs), "finish_reason": reason}
 
-    def _logprobs(self, positions: list[PositionLogprobs]) -> dict[str, Any] | None:
+    def _told(self, positions: list[PositionLogprobs]) -> dict[str, Any] | None:
         """text_offset counts from where the answer begins, through all chunks."""
         if not positions:
             return None

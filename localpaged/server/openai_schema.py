@@ -260,8 +260,18 @@ class NamedToolChoice(BaseModel):
     function: FunctionName
 
 
+class TemplateSwitches(BaseModel):
+    """vLLM's chat_template_kwargs, as far as it is a switch that templates share."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enable_thinking: bool | None = None
+
+
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
+
+    chat_template_kwargs: TemplateSwitches | None = None
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = None
@@ -275,6 +285,10 @@ class ChatBody(SamplingBody):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
+
+    @property
+    def think(self) -> bool | None:
+        return self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs is not None else None
 
     def tool_use(self) -> Tools:
         """Raises InvalidRequestError that names the field."""

@@ -8,6 +8,23 @@ import httpx
 from localpaged.config import Settings
 from localpaged.errors import SettingError
 
+# What only an engine of our own does.
+OF_OUR_ENGINE = (
+    "device",
+    "dtype",
+    "block_size",
+    "kv_cache_memory",
+    "kv_cache_dtype",
+    "gpu_memory_utilization",
+    "swap_space",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+    "kv_disk_space",
+    "debug",
+)
+
 
 @dataclass(frozen=True)
 class RemoteConfig:
@@ -36,6 +53,13 @@ def remote_config(settings: Settings) -> RemoteConfig | None:
     if settings.base_url is None:
         raise SettingError(
             "--engine openai needs the server's address: add --base-url, such as http://127.0.0.1:8000/v1."
+        )
+    useless = [name for name in OF_OUR_ENGINE if getattr(settings, name) != Settings.model_fields[name].default]
+    if useless:
+        flags = ", ".join("--" + name.replace("_", "-") for name in useless)
+        raise SettingError(
+            f"With --engine openai the other server decides on {flags}. Leave that out, also in config.toml and the "
+            "environment."
         )
     key = settings.remote_key()
     if key is not None and not (key.isascii() and key.isprintable()):

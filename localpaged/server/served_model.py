@@ -84,14 +84,21 @@ class ServedModel:
         return self._tokenizer_provider is None or (await self.tokenizer()).tags_tool_calls
 
     async def chat_prompt(
-        self, messages: list[dict[str, Any]], begun: str = "", tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        begun: str = "",
+        tools: list[dict[str, Any]] | None = None,
+        think: bool | None = None,
     ) -> Prompt:
         """A conversation up to its next answer, of which begun is already written: token ids, or for a remote the text.
 
-        tools: what may be called, as chat templates take it; a remote is told in the text. Raises InvalidRequestError
-        when the model's template refuses the messages.
+        tools: what may be called, as chat templates take it; a remote is told in the text. think: whether the
+        model is to think first; None is as its template has it. Raises InvalidRequestError when the template refuses.
         """
         if self._tokenizer_provider is None:
+            if think is not None:
+                raise FeatureAbsentError("The server that answers decides whether its model thinks.", "think")
             return ChatPrompt(with_tools_as_text(messages, tools), begun)
         tokenizer = await self.tokenizer()
-        return await asyncio.to_thread(tokenizer.encode, tokenizer.render_chat(messages, tools=tools) + begun)
+        rendered = tokenizer.render_chat(messages, tools=tools, think=think)
+        return await asyncio.to_thread(tokenizer.encode, rendered + begun)

@@ -37,13 +37,17 @@ MARKERS = ("[TOOL_CALLS]", "<|python_tag|>")
 FIRST_KEYS = ("name", "type", "function", "id", "arguments", "parameters")
 
 
+def new_id() -> str:
+    return "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH))
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """arguments: JSON of an object, as the model wrote it."""
 
     name: str
     arguments: str
-    id: str = field(default_factory=lambda: "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH)))
+    id: str = field(default_factory=new_id)
 
 
 class ToolCallParser:

@@ -49,8 +49,8 @@ class Tools:
             if count > 1 or not NAME.fullmatch(name):
                 wrong = "is there twice" if count > 1 else "is no name"
                 raise InvalidRequestError(
-                    f"The function {name!r} {wrong}. Each needs a name of its own, of up to 64 letters, digits, _ "
-                    "and -.",
+                    f"tools: the function {name!r} {wrong}. Each needs a name of its own, of up to 64 letters, "
+                    "digits, _ and -.",
                     "tools",
                 )
         if self.choice not in ("none", "auto") and not self.callable:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from server_process import ServerProcess, real, scripted
 
 ROOT = Path(__file__).parent.parent.parent
@@ -20,6 +20,10 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+
+# Other work may keep the machine busy.
+expect.set_options(timeout=20_000)
 
 
 @pytest.fixture(scope="session")

@@ -282,7 +282,7 @@ def test_with_a_key_the_browser_logs_in_first(
     assert page.url.endswith("/login")
     page.get_by_label("API key").fill("wrong")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("not the key")
+    expect(page.get_by_role("alert")).to_contain_text("nobody’s key")
     faults.clear()  # The browser reports the 401.
     page.get_by_label("API key").fill("open sesame")
     page.keyboard.press("Enter")
