@@ -87,7 +87,7 @@ def test_killing_the_engine_in_any_phase_tells_everyone_and_the_next_request_wor
     mark = {"queued": '"snapshot"', "prefill": '"type":"prefill"', "decode": '"type":"tokens"'}[phase]
     wait_until(lambda: mark in watcher.said, 60)
     if phase == "decode":
-        wait_until(lambda: '"content": "' in streamed.said.replace('"content": ""', ""), 60)
+        wait_until(lambda: streamed.said.count('"content"') > 4, 60)
     os.kill(pid, signal.SIGKILL)
     done = watcher.wait().events[-1]
     assert done["type"] == "done" and done["error"]["code"] == "engine_dead"
