@@ -64,6 +64,8 @@ def test_choosing_opening_pinning_and_deleting_reach_the_engine(client: TestClie
     ids = [message["id"] for message in view["open_candidates"]]
     client.post(f"/api/messages/{ids[1]}/choose")
     client.patch(f"/api/conversations/{conversation}", json={"pinned": True})
+    client.patch(f"/api/conversations/{conversation}", json={"archived": True})
+    assert engine.told[-1] == ("pin", str(conversation), False)
     client.post("/api/messages/delete", json={"ids": [ids[0]]})
     engine.told.clear()
     client.get(f"/api/conversations/{conversation}")
