@@ -7,11 +7,13 @@ FAKE_PAGE (0: the API alone, which starts sooner).
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from api_server import PlainTokenizer
 from fakes import FakeEngine
 
+from localpaged.errors import ModelError
 from localpaged.server import openai_api
 from localpaged.server.access import Access
 from localpaged.server.app import AppSettings, Page, create_app
@@ -83,7 +85,9 @@ def main() -> None:
     app = create_app(engine, Store(folder / "chats.db"), PlainTokenizer, settings, make_page(), routers)
 
     async def announce() -> None:
-        await engine.wait_ready()
+        # The real one ends then; here the page is to be looked at.
+        with suppress(ModelError):
+            await engine.wait_ready()
 
     # uvicorn raises the signal again when it has stopped, as the product expects.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -105,3 +105,4 @@ def list_instead(page: Page, conversations: list[dict[str, Any]], total: int | N
         "total": len(conversations) if total is None else total,
     }
     page.route("**/api/conversations?*", lambda route: route.fulfill(json=body))
+    page.evaluate("dispatchEvent(new Event('focus'))")

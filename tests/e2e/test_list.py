@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from chat_page import bring, command, conversation_file, list_instead, overflowing
 from playwright.sync_api import Locator, Page, expect
@@ -63,7 +64,7 @@ def test_a_search_shows_several_hits_and_leads_to_them_by_keyboard(open_page: Op
 def test_the_menu_of_a_row_opens_by_mouse_and_keyboard_and_gives_the_focus_back(
     open_page: Open, fake_server: ServerProcess
 ) -> None:
-    bring(fake_server.url, ("Quince jam", ["How?", "Slowly."]))
+    (conversation,) = bring(fake_server.url, ("Quince jam", ["How?", "Slowly."]))
     page = open_page(fake_server.url)
     row = search(page, "quince")
     expect(row).to_have_count(1)
@@ -99,6 +100,11 @@ def test_the_menu_of_a_row_opens_by_mouse_and_keyboard_and_gives_the_focus_back(
     page.keyboard.press("Enter")
     expect(row.locator(".lp-row-title")).to_have_text("Quince jelly")
     expect(row.locator(".lp-row-open")).to_be_focused()
+    # The list is drawn anew with what came meanwhile, and the focus stays.
+    httpx.patch(f"{fake_server.url}/api/conversations/{conversation}", json={"title": "Quince cheese"})
+    page.evaluate("dispatchEvent(new Event('focus'))")
+    expect(row.locator(".lp-row-title")).to_have_text("Quince cheese")
+    expect(row.locator(".lp-row-open")).to_be_focused()
     page.keyboard.press("Delete")
     expect(row).to_have_count(0)
     page.get_by_role("button", name="Undo").click()
@@ -120,8 +126,9 @@ def test_archived_conversations_are_folded_away_and_come_back(open_page: Open, f
     fold.click()
     expect(fold).to_have_attribute("aria-expanded", "true")
     expect(page.locator("#lp-group-archived-rows").locator(row)).to_be_visible()
+    fold.click()
+    expect(row).to_have_count(0)
     # A search finds it without unfolding anything.
-    page.reload()
     expect(search(page, "old plans")).to_have_count(1)
     command(page, row, "Take out of the archive")
     page.get_by_label("Search conversations").press("Escape")
@@ -228,7 +235,6 @@ def test_where_the_kv_is_has_a_dot_and_words(open_page: Open, fake_server: Serve
     page = open_page(fake_server.url)
     places = ["gpu", "host", "disk", "none"]
     list_instead(page, [{"title": place, "kv": place} for place in places] + [{"title": "busy", "running": True}])
-    page.reload()
     expect(page.locator(".lp-row")).to_have_count(5)
     for place, words in zip(places, ["on the GPU", "in memory", "on disk", "not kept"], strict=True):
         dot = page.locator(f".lp-row-open[title={place}] .lp-dot")
@@ -244,7 +250,6 @@ def test_where_the_kv_is_has_a_dot_and_words(open_page: Open, fake_server: Serve
 def test_the_list_holds_very_many_conversations_and_none(open_page: Open, fake_server: ServerProcess) -> None:
     page = open_page(fake_server.url)
     list_instead(page, [{"title": f"{place} " + "a long title " * 9} for place in range(500)], total=1234)
-    page.reload()
     expect(page.locator(".lp-row")).to_have_count(500)
     expect(page.get_by_label("Search conversations")).to_have_attribute("placeholder", "Search 1,234 conversations")
     expect(page.locator(".lp-none")).to_have_text("734 more: search for them")
@@ -256,7 +261,6 @@ def test_the_list_holds_very_many_conversations_and_none(open_page: Open, fake_s
     assert page.locator(".lp-rows").evaluate("(one) => one.scrollWidth <= one.clientWidth")
     page.unroute_all()
     list_instead(page, [])
-    page.reload()
     expect(page.locator(".lp-none")).to_contain_text("Your conversations will be listed here")
 
 

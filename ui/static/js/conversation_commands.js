@@ -71,4 +71,7 @@ export class ConversationCommands {
   }
 }
 
-const short = (one) => titleOf(one).slice(0, 40);
+function short(one) {
+  const title = titleOf(one);
+  return title.length > 41 ? `${title.slice(0, 40).trimEnd()}…` : title;
+}

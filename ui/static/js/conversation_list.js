@@ -100,6 +100,10 @@ export class ConversationList {
   draw() {
     if (this.conversations === null || this.editing) return;
     const query = this.search.value.trim();
+    // Rows that stay are moved, which takes the focus from them.
+    const { activeElement } = document;
+    const had = this.rows.contains(activeElement) ? (activeElement.dataset.key ?? "") : null;
+    const place = this.stops().indexOf(activeElement);
     const midnight = new Date().setHours(0, 0, 0, 0) / 1000;
     const groups = [
       ["pinned", (one) => one.pinned && !one.archived],
@@ -120,7 +124,7 @@ export class ConversationList {
     if (!elements.length) elements.push(...this.nothing(query));
     const unseen = query ? 0 : this.total - this.conversations.length;
     if (unseen > 0) elements.push(h("p", { class: "lp-none" }, t("list.rest", { n: unseen })));
-    this.replace(elements);
+    this.replace(elements, had, place);
   }
 
   group(name, members, before, searching) {
@@ -167,11 +171,8 @@ export class ConversationList {
     ];
   }
 
-  /** Put what is drawn in its place; the focus stays on the row that it was on, or near it. */
-  replace(elements) {
-    const { activeElement } = document;
-    const had = this.rows.contains(activeElement) ? (activeElement.dataset.key ?? "") : null;
-    const place = had === null ? -1 : this.stops().indexOf(activeElement);
+  /** Put what is drawn in its place. had: the key that had the focus, which it keeps, or what is at its place; null: none. */
+  replace(elements, had, place) {
     const top = this.rows.scrollTop;
     this.rows.replaceChildren(...elements);
     this.rows.scrollTop = top;
@@ -256,14 +257,15 @@ export class ConversationList {
           toast(error.message);
         }
       },
-      done: async (byKey) => {
+      done: (byKey) => {
         this.editing = false;
         this.drawn.delete(one.id);
         this.draw();
-        await this.refresh();
         if (byKey) this.focus(`open-${one.id}`);
+        this.refresh();
       },
     });
+    field.dataset.key = `open-${one.id}`; // which gets the focus next
     row.replaceChildren(field);
   }
 }

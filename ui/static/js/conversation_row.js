@@ -24,7 +24,7 @@ export function conversationRow(one, current, on) {
   );
   more.addEventListener("click", () => on.menu(one, more.getBoundingClientRect(), more));
   const hits = one.hits.map((hit) =>
-    h("button", { class: "lp-hit", type: "button", dir: "auto", "data-key": `hit-${hit.message}`, tabindex: "-1", onclick: () => on.open(one.id, hit.message) }, ...marked(hit.snippet)),
+    h("button", { class: "lp-hit", type: "button", dir: "auto", "data-key": `hit-${hit.message}`, tabindex: "-1", onclick: () => on.open(one.id, hit.message) }, ...marked(plain(hit.snippet))),
   );
   const unseen = one.num_hits - one.hits.length;
   const row = h(
@@ -43,6 +43,11 @@ export function conversationRow(one, current, on) {
     on.menu(one, byKey ? more.getBoundingClientRect() : { left, bottom, top: bottom }, event.target.closest("[data-key]") ?? open);
   });
   return row;
+}
+
+/** Without the marks of Markdown that a reader of two lines has no use for. */
+function plain(text) {
+  return text.replace(/\*\*|`+|(^|\n)#+ /g, "$1").replace(/\s+/g, " ");
 }
 
 /** What matched stands between the marks that the server sets. */

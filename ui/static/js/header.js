@@ -19,6 +19,7 @@ export class Header {
     this.bar = h("div", { class: "lp-bar" }, this.history, this.draft, this.reply);
     this.percent = h("span", { class: "lp-percent" });
     this.meter = h("div", { class: "lp-meter", role: "img" }, this.counts, this.bar, this.percent);
+    this.meter.hidden = true; // until something is counted
     this.stopAll = h("button", { class: "lp-btn ghost lp-stop-all", type: "button", onclick: () => actions.stopAll() }, t("head.stop"));
     const tool = (name, picture, run, extra = "") =>
       h("button", { class: `lp-tool ${extra}`, type: "button", title: name, "aria-label": name, onclick: run }, icon(picture));
