@@ -61,6 +61,21 @@ def test_a_search_shows_several_hits_and_leads_to_them_by_keyboard(open_page: Op
     expect(rows.first).to_be_visible()
 
 
+def test_a_hit_on_another_branch_brings_that_branch_up(open_page: Open, fake_server: ServerProcess) -> None:
+    file = json.loads(conversation_file(("Horns", ["Which beasts have horns?", "Goats.", "Narwhals, in a way."])))
+    question, _, other = file["conversations"][0]["messages"]
+    question["chosen_child"] = 2
+    other |= {"parent": 1, "role": "assistant"}
+    (conversation,) = httpx.post(f"{fake_server.url}/api/import", content=json.dumps(file)).json()["imported"]
+    page = open_page(f"{fake_server.url}/#/c/{conversation}")
+    answer = page.locator(".lp-turn.assistant .lp-md")
+    expect(answer).to_have_text("Goats.")
+    expect(search(page, "narwhals")).to_have_count(1)
+    page.locator(".lp-hit").click()
+    expect(answer).to_have_text("Narwhals, in a way.")
+    expect(page.locator(".lp-switch")).to_contain_text("2 / 2")
+
+
 def test_the_menu_of_a_row_opens_by_mouse_and_keyboard_and_gives_the_focus_back(
     open_page: Open, fake_server: ServerProcess
 ) -> None:

@@ -45,9 +45,16 @@ export function conversationRow(one, current, on) {
   return row;
 }
 
-/** Without the marks of Markdown that a reader of two lines has no use for. */
+const BEFORE_CHARS = 24; // so that what matched is within the two lines
+
+/** Without the marks of Markdown, and from shortly before what matched. */
 function plain(text) {
-  return text.replace(/\*\*|`+|(^|\n)#+ /g, "$1").replace(/\s+/g, " ");
+  const line = text.replace(/\*\*|`+|(^|\n)#+ /g, "$1").replace(/\s+/g, " ");
+  const match = line.indexOf("\u0002");
+  if (match <= BEFORE_CHARS) return line;
+  const begin = match - BEFORE_CHARS;
+  const space = line.indexOf(" ", begin);
+  return `…${line.slice(space > 0 && space < match ? space + 1 : begin)}`;
 }
 
 /** What matched stands between the marks that the server sets. */

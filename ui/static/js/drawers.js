@@ -30,20 +30,24 @@ export class Drawers {
   }
 
   toggleSide() {
-    document.body.classList.toggle("lp-side-open");
+    if (document.body.classList.contains("lp-side-open")) return this.close();
+    this.opener = document.activeElement;
+    this.openSide();
   }
 
   openSide() {
     document.body.classList.add("lp-side-open");
   }
 
+  /** Close what is open; the focus goes back to where it was opened from. */
   close() {
     const { listIsOpen, opener } = this;
+    const wasInside = listIsOpen || document.getElementById("lp-side")?.contains(document.activeElement);
     this.frame.classList.remove("list-open");
     document.body.classList.remove("lp-side-open");
     this.#setInert(false);
     this.opener = null;
-    if (listIsOpen && opener?.isConnected) opener.focus();
+    if (wasInside && opener?.isConnected) opener.focus();
   }
 
   #setInert(inert) {

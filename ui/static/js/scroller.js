@@ -61,7 +61,7 @@ export class Scroller {
 
   toEnd() {
     this.following = !this.anchor;
-    this.element.scrollTo({ top: this.end, behavior: "smooth" });
+    this.element.scrollTo({ top: this.end, behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "instant" : "smooth" });
   }
 
   /** Do something that adds content above, without moving what is read. */
