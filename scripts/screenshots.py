@@ -79,6 +79,7 @@ def walk(browser: Browser, server: ServerProcess, folder: Path) -> None:
     take(page, folder, "chosen-light-1440")
     page.get_by_role("tab", name="KV memory").click()
     take(page, folder, "kv-light-1440")
+    take_list(browser, page.url, folder)
     address = page.url
     page.close()
     for name, width, height, dark in (
@@ -89,6 +90,24 @@ def walk(browser: Browser, server: ServerProcess, folder: Path) -> None:
         other = open_page(browser, address, width, height, dark)
         take(other, folder, name)
         other.close()
+
+
+def take_list(browser: Browser, address: str, folder: Path) -> None:
+    """A search with its hits, the menu of a row, and the settings."""
+    page = open_page(browser, address, 1440, 900)
+    page.keyboard.press("Control+k")
+    page.keyboard.type("lighthouse")
+    page.wait_for_selector(".lp-hit mark")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Shift+F10")
+    page.wait_for_selector(".lp-menu")
+    take(page, folder, "search-light-1440")
+    page.close()
+    page = open_page(browser, address, 1024, 768, dark=True)
+    page.get_by_role("button", name="Settings").click()
+    page.locator(".lp-folder code").evaluate("(one) => (one.textContent = '~/.local/share/localpaged')")
+    take(page, folder, "settings-dark-1024")
+    page.close()
 
 
 def main() -> None:

@@ -76,13 +76,14 @@ def application(
     served_names: list[str] | None = None,
     tokenizer: Any = None,
     limits: RequestLimits | None = None,
+    data_folder: Path | None = None,
     **access: Any,
 ) -> FastAPI:
     """The application with its APIs. tokenizer: the engine's, where it is no scripted one."""
     tokenizer = tokenizer or engine.tokenizer
     apis = [openai_api, embeddings_api, ollama_api, anthropic_api]
     routers = [api.router(engine, lambda: tokenizer, served_names) for api in apis]
-    settings = AppSettings(Access(**access), limits or RequestLimits(), served_names=tuple(served_names or []))
+    settings = AppSettings(Access(**access), limits or RequestLimits(), False, tuple(served_names or []), data_folder)
     return create_app(engine, store, lambda: tokenizer, settings, routers=routers)
 
 
@@ -97,7 +98,7 @@ def serving(
     **access: Any,
 ) -> Iterator[str]:
     """The application with its APIs; yields its address. tokenizer: the engine's, where it is no scripted one."""
-    app = application(engine, Store(folder / "chats.db"), served_names, tokenizer, limits, **access)
+    app = application(engine, Store(folder / "chats.db"), served_names, tokenizer, limits, folder, **access)
     with listening(app, head_timeout_s=head_timeout_s) as address:
         yield address
 

@@ -80,7 +80,7 @@ def main() -> None:
         chars_per_token=4,
         tokenizer=PlainTokenizer(),
     )
-    settings = AppSettings(Access(api_key=os.environ.get("FAKE_API_KEY")), is_default_model=True)
+    settings = AppSettings(Access(api_key=os.environ.get("FAKE_API_KEY")), is_default_model=True, data_folder=folder)
     routers = [openai_api.router(engine, PlainTokenizer)]  # type: ignore[arg-type]
     app = create_app(engine, Store(folder / "chats.db"), PlainTokenizer, settings, make_page(), routers)
 

@@ -161,6 +161,25 @@ def test_conversations_are_renamed_pinned_searched_deleted_and_restored(client: 
     assert restored["conversation"]["system_prompt"] == "Short." and len(restored["turns"]) == 2
 
 
+def test_an_archived_conversation_is_not_pinned_and_comes_back(client: TestClient) -> None:
+    conversation = new(client, title="One")
+    client.patch(f"/api/conversations/{conversation}", json={"pinned": True})
+    changed = client.patch(f"/api/conversations/{conversation}", json={"archived": True}).json()
+    assert changed["archived"] and not changed["pinned"]
+    (listed,) = client.get("/api/conversations").json()["conversations"]
+    assert listed["archived"]
+    assert not client.patch(f"/api/conversations/{conversation}", json={"archived": False}).json()["archived"]
+
+
+def test_an_empty_title_brings_the_automatic_one_back(client: TestClient) -> None:
+    conversation = new(client)
+    assert client.patch(f"/api/conversations/{conversation}", json={"title": ""}).json()["title"] == ""
+    ask(client, conversation, "Where is the lighthouse?", n=1)
+    client.patch(f"/api/conversations/{conversation}", json={"title": "Mine"})
+    changed = client.patch(f"/api/conversations/{conversation}", json={"title": "  "}).json()
+    assert changed["title"] == "Where is the lighthouse?"
+
+
 def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     with client_on(tmp_path) as client:
         conversation = new(client)

@@ -8,6 +8,9 @@ from fakes import FakeEngine
 from starlette.testclient import TestClient
 from test_chat_api import ask, client_on, new, wait_for_model
 
+from localpaged.engine.messages import Residency
+from localpaged.server.kv_api import tier_of
+
 
 @pytest.fixture
 def engine() -> FakeEngine:
@@ -64,6 +67,8 @@ def test_choosing_opening_pinning_and_deleting_reach_the_engine(client: TestClie
     ids = [message["id"] for message in view["open_candidates"]]
     client.post(f"/api/messages/{ids[1]}/choose")
     client.patch(f"/api/conversations/{conversation}", json={"pinned": True})
+    client.patch(f"/api/conversations/{conversation}", json={"archived": True})
+    assert engine.told[-1] == ("pin", str(conversation), False)
     client.post("/api/messages/delete", json={"ids": [ids[0]]})
     engine.told.clear()
     client.get(f"/api/conversations/{conversation}")
@@ -88,3 +93,15 @@ def test_what_is_told_on_choosing_and_pruning(client: TestClient, engine: FakeEn
     ((what, _, dropped),) = [told for told in engine.told if told[0] == "drop"]
     assert what == "drop" and sorted(dropped) == sorted(ids)  # type: ignore[call-overload]
     assert str(second) not in dropped  # type: ignore[operator]
+
+
+def test_the_place_of_kv_is_the_nearest_one_that_has_some() -> None:
+    one = Residency(
+        conversation="1", num_leases=1, num_tokens=16, num_blocks=1, num_private_blocks=1, used_at=0, num_disk_tokens=16
+    )
+    assert (tier_of(one, gpu=True), tier_of(one, gpu=False)) == ("gpu", "host")
+    one.num_blocks = 0
+    one.num_host_tokens = 16
+    assert tier_of(one, gpu=True) == "host"
+    one.num_host_tokens = 0
+    assert tier_of(one, gpu=True) == "disk"

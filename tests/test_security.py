@@ -152,7 +152,8 @@ def test_logging_in_sets_a_strict_cookie_that_is_not_the_key(tmp_path: Path, mon
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         cookie = answer.headers["set-cookie"].lower()
         assert "httponly" in cookie and "samesite=strict" in cookie and KEY not in cookie
-        assert client.get("/api/state").status_code == 200
+        state = client.get("/api/state").json()
+        assert (state["user"], state["needs_login"]) == ("", True)
     with client_on(tmp_path, api_key="another key") as other:
         other.cookies.update(client.cookies)
         assert other.get("/api/state").status_code == 401

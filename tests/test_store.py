@@ -10,6 +10,7 @@ import pytest
 import sqlite_utils
 
 from localpaged.errors import InvalidRequestError, StoreError
+from localpaged.store.conversation_search import search_conversations
 from localpaged.store.conversations import Conversations, _insert
 from localpaged.store.database import Database
 from localpaged.store.message import Timings, pack_token_ids, unpack_token_ids
@@ -221,11 +222,11 @@ def test_deleted_conversations_come_back_until_they_are_purged(path: Path) -> No
         user = chats.add_user_message(dropped.id, None, "needle two")
         chats.delete(kept.id)
         chats.delete(dropped.id)
-        assert chats.search() == [] and chats.search("needle") == [] and chats.count() == 0
+        assert search_conversations(chats) == [] and search_conversations(chats, "needle") == [] and chats.count() == 0
         with pytest.raises(InvalidRequestError, match="no message"):
             chats.message(user.id)
         chats.restore(kept.id)
-        assert [hit.conversation.title for hit in chats.search("needle")] == ["kept"]
+        assert [hit.conversation.title for hit in search_conversations(chats, "needle")] == ["kept"]
     with closing(Store(path)) as store:
         with pytest.raises(InvalidRequestError, match="no conversation"):
             store.conversations.restore(dropped.id)
@@ -236,30 +237,55 @@ def test_the_list_puts_pinned_conversations_first_and_then_the_latest_used(chats
     old, middle, new = chats.create("old"), chats.create("middle"), chats.create("new")
     chats.update(middle.id, pinned=True)
     chats.add_user_message(old.id, None, "bump")
-    assert [hit.conversation.title for hit in chats.search()] == ["middle", "old", "new"]
+    assert [hit.conversation.title for hit in search_conversations(chats)] == ["middle", "old", "new"]
     assert chats.get(new.id).pinned is False
+
+
+def test_archived_conversations_stand_last_until_something_is_written_in_them(chats: Conversations) -> None:
+    old, new = chats.create("old"), chats.create("new")
+    chats.update(new.id, archived=True, pinned=True)
+    assert [hit.conversation.title for hit in search_conversations(chats)] == ["old", "new"]
+    chats.add_user_message(new.id, None, "again")
+    assert [hit.conversation.title for hit in search_conversations(chats)] == ["new", "old"]
+    assert not chats.get(new.id).archived and chats.get(old.id).title == "old"
+
+
+def test_search_shows_the_latest_messages_that_match_and_how_many_there_are(chats: Conversations) -> None:
+    conversation = chats.create("The lamp room")
+    parent = None
+    for text in ("Any lamp", "No light", "One lamp", "Two lamps", "Three lamps"):
+        parent = chats.add_user_message(conversation.id, parent, text).id
+    (hit,) = search_conversations(chats, "lamp")
+    assert hit.marked_title == "The \x02lamp\x03 room" and hit.num_hits == 4
+    assert [one.snippet for one in hit.hits] == ["Three \x02lamps\x03", "Two \x02lamps\x03", "One \x02lamp\x03"]
+    assert hit.hits[0].message == parent and hit.snippet == hit.hits[0].snippet
+    (other,) = search_conversations(chats, "light")
+    assert other.marked_title is None and other.num_hits == 1
+    for place in range(4):
+        chats.create(f"lamp {place}")
+    assert [len(one.hits) for one in search_conversations(chats, "lamp", limit=2)] == [0, 0]
 
 
 @pytest.mark.parametrize("query", ["C++", "it's", "foo-bar", '"quoted', "AND", "lamp*", "Émigré", "emig"])
 def test_search_finds_words_with_marks_and_operators(chats: Conversations, query: str) -> None:
     conversation = chats.create("Plain title")
     chats.add_user_message(conversation.id, None, 'C++ AND it\'s foo-bar, "quoted" lamps for an émigré')
-    assert [hit.conversation.id for hit in chats.search(query)] == [conversation.id]
+    assert [hit.conversation.id for hit in search_conversations(chats, query)] == [conversation.id]
 
 
 def test_search_shows_where_it_matched_and_finds_titles(chats: Conversations) -> None:
     conversation = chats.create("Names for the lighthouse museum")
     user = chats.add_user_message(conversation.id, None, "Give me one quiet name")
-    (hit,) = chats.search("quiet")
+    (hit,) = search_conversations(chats, "quiet")
     assert hit.snippet == "Give me one \x02quiet\x03 name"
-    assert chats.search("lighthouse")[0].snippet == "Names for the \x02lighthouse\x03 museum"
+    assert search_conversations(chats, "lighthouse")[0].snippet == "Names for the \x02lighthouse\x03 museum"
     chats.update(conversation.id, title="Harbour")
-    assert chats.search("lighthouse") == []
+    assert search_conversations(chats, "lighthouse") == []
     (answer,) = chats.add_candidates(user.id, 1, None, {})
     answer.text = "Stillwater"
     chats.save_messages([answer])
-    assert len(chats.search("stillw")) == 1
-    assert len(chats.search("  ...  ")) == 1  # no word to look for: the whole list
+    assert len(search_conversations(chats, "stillw")) == 1
+    assert len(search_conversations(chats, "  ...  ")) == 1  # no word to look for: the whole list
 
 
 def test_opening_marks_what_ran_as_interrupted_with_its_text(path: Path) -> None:
@@ -279,7 +305,7 @@ def test_calls_from_the_event_loop_run_in_order_on_another_thread(store: Store) 
         chats = store.conversations
         conversation = await store.do(chats.create, "one")
         await asyncio.gather(*(store.do(chats.update, conversation.id, title=str(count)) for count in range(20)))
-        return [hit.conversation.title for hit in await store.do(chats.search)]
+        return [hit.conversation.title for hit in await store.do(search_conversations, chats)]
 
     assert asyncio.run(use()) == ["19"]
 
@@ -304,8 +330,8 @@ def test_a_database_of_every_older_schema_opens_with_its_messages(path: Path, st
             )
     with closing(Store(path)) as store:
         assert MIGRATIONS.pending(store._database._db) == []
-        assert [hit.conversation.title for hit in store.conversations.search()] == ["old"] * has_tables
-        assert len(store.conversations.search("needle")) == has_tables
+        assert [hit.conversation.title for hit in search_conversations(store.conversations)] == ["old"] * has_tables
+        assert len(search_conversations(store.conversations, "needle")) == has_tables
 
 
 def test_a_newer_database_is_refused_and_left_as_it_is(path: Path) -> None:

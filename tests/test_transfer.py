@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transcripts import transcripts
 
 from localpaged.errors import InvalidRequestError, StoreError
+from localpaged.store.conversation_search import search_conversations
 from localpaged.store.conversations import Conversations
 from localpaged.store.export_json import JsonExport
 from localpaged.store.import_file import parse_file
@@ -80,7 +81,7 @@ def test_what_is_exported_and_imported_is_exported_as_the_same_bytes(
 
 def test_an_export_holds_everything_that_a_conversation_has(chats: Conversations, tmp_path: Path) -> None:
     first = a_conversation(chats)
-    chats.update(first, pinned=True, kv_pinned=True, settings={"half": "🐙\\ud800", "big": 10**40})
+    chats.update(first, pinned=True, kv_pinned=True, archived=True, settings={"half": "🐙\\ud800", "big": 10**40})
     with closing(Store(tmp_path / "other.db")) as other:
         (copy,) = imported(other.conversations, exported(chats))
         assert other.conversations.get(copy) == chats.get(first)
@@ -98,7 +99,7 @@ def test_imported_messages_are_found(chats: Conversations, tmp_path: Path) -> No
     a_conversation(chats)
     with closing(Store(tmp_path / "other.db")) as other:
         imported(other.conversations, exported(chats))
-        assert [hit.snippet for hit in other.conversations.search("name")] == ["\x02Name\x03 a boat."]
+        assert [hit.snippet for hit in search_conversations(other.conversations, "name")] == ["\x02Name\x03 a boat."]
 
 
 def test_a_duplicate_has_everything_and_the_first_one_stays(chats: Conversations) -> None:

@@ -23,7 +23,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 def test_the_page_names_nothing_on_other_machines(client: TestClient) -> None:
     text = client.get("/", headers={"accept": "text/html"}).text
-    assert 'src="/static/localpaged/js/theme.js"' in text and "og:image" not in text
+    assert 'src="/static/localpaged/js/preferences.js"' in text and "og:image" not in text
     assert not REMOTE.search(text)
     assert '"analytics_enabled":false' in text.replace(" ", "")
 

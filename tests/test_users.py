@@ -122,6 +122,16 @@ def test_each_key_and_each_session_is_of_one_user(server: str, users: Users, ann
         assert browser.get("/api/conversations").status_code == 401
 
 
+def test_users_are_told_their_names_and_the_data_folder_only_to_whoever_has_the_servers_key(
+    server: str, anna: httpx.Client
+) -> None:
+    told = anna.get("/api/state").json()
+    assert (told["user"], told["needs_login"], told["data_folder"]) == ("anna", True, None)
+    with client_of(server, OWN_KEY) as own:
+        told = own.get("/api/state").json()
+    assert (told["user"], told["needs_login"]) == ("", True) and Path(told["data_folder"]).is_dir()
+
+
 def test_a_removed_user_is_out_at_once_and_the_conversations_stay(server: str, users: Users) -> None:
     with client_of(server, users.add("carl")) as carl:
         talk(carl, "Carl's plans")

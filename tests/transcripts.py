@@ -57,6 +57,7 @@ def transcripts(draw: st.DrawFn) -> Transcript:
         settings=draw(st.builds(json_object, OBJECTS)),
         pinned=draw(st.booleans()),
         kv_pinned=draw(st.booleans()),
+        archived=draw(st.booleans()),
         created=draw(MOMENTS),
         updated=draw(MOMENTS),
         chosen_root=draw(st.sampled_from([None, *roots])),

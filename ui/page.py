@@ -19,14 +19,19 @@ from localpaged.ui.controls import controls
 STATIC = Path(__file__).parent / "static"
 
 HEAD = """
-<script src="/static/localpaged/js/theme.js"></script>
+<script src="/static/localpaged/js/preferences.js"></script>
 <link rel="icon" href="/static/localpaged/favicon.svg">
 <link rel="stylesheet" href="/static/localpaged/css/frame.css">
+<link rel="stylesheet" href="/static/localpaged/css/list.css">
+<link rel="stylesheet" href="/static/localpaged/css/dialog.css">
 <link rel="stylesheet" href="/static/localpaged/css/chat.css">
 <link rel="stylesheet" href="/static/localpaged/css/side.css">
 <link rel="modulepreload" href="/static/localpaged/js/main.js">
 """
-BODY = '<div id="lp-boot"><i>localpaged</i><b></b><u></u><p>Opening the chat…</p></div>'
+BODY = (
+    '<div id="lp-boot"><i>localpaged</i><b></b><u></u>'
+    '<p>Opening the chat…</p><p lang="ja">チャットを開いています…</p></div>'
+)
 
 MOUNT_CHAT = "import('/static/localpaged/js/main.js').then((page) => page.mountChat(element, trigger));"
 MOUNT_KV = "import('/static/localpaged/js/main.js').then((page) => page.mountKv(element));"

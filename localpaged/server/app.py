@@ -79,6 +79,7 @@ class AppSettings:
     limits: RequestLimits = field(default_factory=RequestLimits)
     is_default_model: bool = False
     served_names: tuple[str, ...] = ()
+    data_folder: Path | None = None
 
 
 def create_app(
@@ -140,7 +141,8 @@ def create_app(
         return JSONResponse({"status": "loading"}, status_code=503)
 
     app.include_router(login.router(settings.access))
-    app.include_router(chat_api.router(engine, store, jobs, tokenizer_provider, settings.is_default_model))
+    about = (settings.is_default_model, settings.access, settings.data_folder)
+    app.include_router(chat_api.router(engine, store, jobs, tokenizer_provider, *about))
     app.include_router(tree_api.router(store))
     app.include_router(transfer_api.router(engine, store))
     if isinstance(engine, EngineClient):

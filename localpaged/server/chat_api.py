@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -14,11 +15,12 @@ from starlette.responses import Response, StreamingResponse
 from localpaged import __version__
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import LocalpagedError
+from localpaged.server.access import Access
 from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.history import Tokenizer, branch_token_ids, build_prompt
 from localpaged.server.job import Job
-from localpaged.server.jobs import ConversationBusyError, JobManager, lease_id_of
-from localpaged.server.kv_api import tier_of
+from localpaged.server.jobs import ConversationBusyError, JobManager, lease_id_of, title_of
+from localpaged.server.kv_api import on_gpu, tier_of
 from localpaged.server.mine import Mine
 from localpaged.server.native_schema import (
     ConversationAnswer,
@@ -32,6 +34,7 @@ from localpaged.server.native_schema import (
     answers,
     events_answer,
 )
+from localpaged.store.conversation_search import search_conversations
 from localpaged.store.conversations import Conversations
 from localpaged.store.message import Conversation, Message, NotFoundError
 from localpaged.store.store import Store
@@ -79,6 +82,7 @@ class ConversationChange(Body):
     system_prompt: str | None = Field(default=None, max_length=MAX_TEXT_CHARS)
     settings: dict[str, Any] | None = None
     pinned: bool | None = None
+    archived: bool | None = None
 
 
 class NewMessage(Body):
@@ -114,6 +118,8 @@ def router(
     jobs: JobManager,
     tokenizer_provider: Callable[[], Tokenizer] | None,
     is_default_model: bool = False,
+    access: Access | None = None,
+    data_folder: Path | None = None,
 ) -> APIRouter:
     """Everything under /api that the page uses, apart from /api/kv."""
     routes = APIRouter(prefix="/api", tags=["conversations"])
@@ -147,7 +153,7 @@ def router(
         with contextlib.suppress(TimeoutError, LocalpagedError):
             found = await asyncio.wait_for(engine.residency(), RESIDENCY_TIMEOUT_S)
             tiers.clear()
-            tiers.update((one.conversation, tier_of(one)) for one in found)
+            tiers.update((one.conversation, tier_of(one, on_gpu(engine))) for one in found)
         return tiers
 
     def started(job: Job) -> dict[str, Any]:
@@ -164,13 +170,17 @@ def router(
             "features": msgspec.to_builtins(engine.features),
             "num_conversations": await store.do(mine.count),
             "defaults": Sampling(n=4).model_dump(),
+            "user": mine.owner or "",
+            "needs_login": access is not None and access.needs_key,
+            "data_folder": str(data_folder) if data_folder and not mine.owner else None,
         }
 
     @routes.get(
-        "/conversations", **answers("List or search conversations", ConversationList, "Pinned first, then latest.")
+        "/conversations",
+        **answers("List or search conversations", ConversationList, "Pinned first, then latest, archived last."),
     )
     async def list_conversations(mine: Mine, query: str = "") -> dict[str, Any]:
-        hits = await store.do(mine.search, query)
+        hits = await store.do(search_conversations, mine, query)
         running = set(jobs.running_conversations())
         kv = await kv_tiers()
         untold = "none" if engine.features.kv else None
@@ -179,6 +189,9 @@ def router(
                 {
                     **conversation_json(hit.conversation),
                     "snippet": hit.snippet,
+                    "marked_title": hit.marked_title,
+                    "hits": msgspec.to_builtins(hit.hits),
+                    "num_hits": hit.num_hits,
                     "running": hit.conversation.id in running,
                     "kv": kv.get(str(hit.conversation.id), untold),
                 }
@@ -207,12 +220,19 @@ def router(
 
     @routes.patch(
         "/conversations/{conversation_id}",
-        **answers("Rename, pin or set up a conversation", ConversationAnswer, "As it is with the change.", 400, 404),
+        **answers(
+            "Rename, pin, archive or set up a conversation", ConversationAnswer, "As it is with the change.", 400, 404
+        ),
     )
     async def change_conversation(mine: Mine, conversation_id: int, body: ConversationChange) -> dict[str, Any]:
+        """An empty title brings the automatic one back. An archived conversation is not pinned."""
         fields = {name: value for name, value in body.model_dump().items() if value is not None}
+        if body.title is not None and not body.title.strip():
+            fields["title"] = title_of(await store.do(mine.first_text, conversation_id))
+        if body.archived:
+            fields["pinned"] = False
         conversation = await store.do(mine.update, conversation_id, **fields)
-        if body.pinned is not None:
+        if "pinned" in fields:
             engine.pin(str(conversation_id), conversation.pinned or conversation.kv_pinned)
         return conversation_json(conversation)
 

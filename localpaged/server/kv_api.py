@@ -7,8 +7,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from localpaged.engine.client import EngineClient
-from localpaged.engine.messages import Residency
+from localpaged.engine.messages import ModelInfo, Residency
 from localpaged.errors import InvalidRequestError, ModelError
+from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.history import branch_token_ids
 from localpaged.server.mine import Mine
 from localpaged.server.native_schema import Dropped, Pinned, PoolAnswer, Price, ResidencyList, answers
@@ -56,7 +57,7 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
         for one in await engine.residency():
             title = await title_of(mine, int(one.conversation))
             if title is not None:
-                found.append({**residency_json(one, bytes_per_block), "title": title})
+                found.append({**residency_json(one, bytes_per_block, on_gpu(engine)), "title": title})
         return {"conversations": found}
 
     @routes.post(
@@ -122,12 +123,19 @@ def router(engine: EngineClient, store: Store) -> APIRouter:
     return routes
 
 
-def residency_json(one: Residency, bytes_per_block: int) -> dict[str, Any]:
+def residency_json(one: Residency, bytes_per_block: int, gpu: bool) -> dict[str, Any]:
     """A conversation's residency, with its tier and the bytes that it holds in memory."""
     fields: dict[str, Any] = msgspec.to_builtins(one)
-    return {**fields, "tier": tier_of(one), "num_bytes": one.num_blocks * bytes_per_block}
+    return {**fields, "tier": tier_of(one, gpu), "num_bytes": one.num_blocks * bytes_per_block}
 
 
-def tier_of(one: Residency) -> str:
-    """The nearest place where KV of a conversation is: "host" (a CPU engine's pool is there too), or "disk"."""
-    return "host" if one.num_blocks or one.num_host_tokens else "disk"
+def on_gpu(engine: EngineHandle) -> bool:
+    """Whether the pool is in a GPU's memory."""
+    return isinstance(engine.info, ModelInfo) and engine.info.device.startswith("cuda")
+
+
+def tier_of(one: Residency, gpu: bool) -> str:
+    """The nearest place where KV of a conversation is: "gpu" (its pool), "host" (a CPU engine's too), or "disk"."""
+    if one.num_blocks:
+        return "gpu" if gpu else "host"
+    return "host" if one.num_host_tokens else "disk"

@@ -39,16 +39,28 @@ class ConversationAnswer(Answer):
     settings: dict[str, Any]
     pinned: bool
     kv_pinned: bool
+    archived: bool
     created: float
     updated: float
 
 
+class MessageSnippetAnswer(Answer):
+    message: int
+    snippet: str
+
+
 class ListedConversation(ConversationAnswer):
-    """snippet marks what matched with U+0002 and U+0003; kv: where its keys and values are."""
+    """What matches the query is marked with U+0002 and U+0003: in marked_title and in the latest of num_hits messages.
+
+    snippet: the first of hits, or else the title. kv: where its keys and values are; null: not known.
+    """
 
     snippet: str | None
+    marked_title: str | None
+    hits: list[MessageSnippetAnswer]
+    num_hits: int
     running: bool
-    kv: Literal["host", "disk", "none"]
+    kv: Literal["gpu", "host", "disk", "none"] | None
 
 
 class ConversationList(Answer):
@@ -158,6 +170,8 @@ class Started(Answer):
 
 
 class StateAnswer(Answer):
+    """user: who asks, empty for whoever has the server's own key or needs none; data_folder: for that one alone."""
+
     version: str
     engine: Literal["starting", "ready", "dead", "stopped"]
     error: str | None
@@ -166,6 +180,9 @@ class StateAnswer(Answer):
     is_default_model: bool
     num_conversations: int
     defaults: dict[str, Any]
+    user: str
+    needs_login: bool
+    data_folder: str | None
 
 
 class Deleted(Answer):
@@ -205,7 +222,7 @@ class ResidencyAnswer(Answer):
 
     conversation: str
     title: str
-    tier: Literal["host", "disk"]
+    tier: Literal["gpu", "host", "disk"]
     num_leases: int
     num_tokens: int
     num_blocks: int

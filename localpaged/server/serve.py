@@ -97,7 +97,7 @@ def build_app(
     routers.append(metrics.router(engine))
     limits = RequestLimits(settings.max_request_bytes or 0, settings.request_timeout, settings.max_requests)
     is_default = model is not None and model.embedded
-    app_settings = AppSettings(access, limits, is_default, tuple(settings.served_model_name))
+    app_settings = AppSettings(access, limits, is_default, tuple(settings.served_model_name), home())
     return create_app(engine, store, tokenizer, app_settings, page, routers)
 
 

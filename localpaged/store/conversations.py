@@ -14,14 +14,13 @@ from localpaged.store.message import (
     Message,
     NotFoundError,
     Role,
-    SearchHit,
     State,
     Turn,
     pack_token_ids,
 )
-from localpaged.store.rows import conversation_of, fts_query, message_of
+from localpaged.store.rows import conversation_of, message_of
 
-_UPDATABLE = {"title", "system_prompt", "settings", "pinned", "kv_pinned"}
+_UPDATABLE = {"title", "system_prompt", "settings", "pinned", "kv_pinned", "archived"}
 
 
 class Conversations:
@@ -75,41 +74,6 @@ class Conversations:
             )
         return conversation_of(rows[0])
 
-    def search(self, query: str = "", limit: int = 500) -> list[SearchHit]:
-        """The pinned ones first, then the latest used; with a query those whose title or text match."""
-        match = fts_query(query)
-        if match is None:
-            rows = self._db.rows(
-                f"SELECT * FROM conversations WHERE deleted IS NULL AND {self.mine}"
-                " ORDER BY pinned DESC, updated DESC, id DESC LIMIT :limit",
-                {"limit": limit, "owner": self.owner},
-            )
-            return [SearchHit(conversation=conversation_of(row)) for row in rows]
-        rows = self._db.rows(
-            f"""
-            WITH hits AS (
-                SELECT rowid AS conversation, 0 AS source, 0 AS message,
-                       snippet(conversations_fts, 0, char(2), char(3), '…', 16) AS snippet
-                FROM conversations_fts WHERE conversations_fts MATCH :match
-                UNION ALL
-                SELECT messages.conversation, 1, messages.id,
-                       snippet(messages_fts, 0, char(2), char(3), '…', 16)
-                FROM messages_fts JOIN messages ON messages.id = messages_fts.rowid
-                WHERE messages_fts MATCH :match
-            ), best AS (
-                SELECT *, row_number() OVER (
-                    PARTITION BY conversation ORDER BY source DESC, message DESC
-                ) AS place FROM hits
-            )
-            SELECT conversations.*, best.snippet FROM best
-            JOIN conversations ON conversations.id = best.conversation
-            WHERE place = 1 AND deleted IS NULL AND {self.mine}
-            ORDER BY pinned DESC, updated DESC, conversations.id DESC LIMIT :limit
-            """,
-            {"match": match, "limit": limit, "owner": self.owner},
-        )
-        return [SearchHit(conversation=conversation_of(row), snippet=row["snippet"]) for row in rows]
-
     def count(self) -> int:
         rows = self._db.rows(
             f"SELECT count(*) AS n FROM conversations WHERE deleted IS NULL AND {self.mine}", {"owner": self.owner}
@@ -122,7 +86,7 @@ class Conversations:
         return [row["id"] for row in rows]
 
     def update(self, conversation_id: int, **fields: Any) -> Conversation:
-        """Change title, system_prompt, settings, pinned or kv_pinned."""
+        """Change title, system_prompt, settings, pinned, kv_pinned or archived."""
         unknown = fields.keys() - _UPDATABLE
         assert not unknown, unknown
         self.get(conversation_id)
@@ -136,6 +100,13 @@ class Conversations:
                     (*fields.values(), conversation_id),
                 )
         return self.get(conversation_id)
+
+    def first_text(self, conversation_id: int) -> str:
+        """What the conversation began with; empty before that."""
+        rows = self._db.rows(
+            "SELECT text FROM messages WHERE conversation = ? AND parent IS NULL ORDER BY id LIMIT 1", [conversation_id]
+        )
+        return str(rows[0]["text"]) if rows else ""
 
     def delete(self, conversation_id: int) -> None:
         """Hide a conversation; restore() brings it back until purge_deleted() drops it."""
@@ -354,7 +325,7 @@ def _insert(
     row |= {"created": now} | more
     names, marks = ", ".join(row), ", ".join("?" * len(row))
     cursor = connection.execute(f"INSERT INTO messages ({names}) VALUES ({marks})", tuple(row.values()))
-    connection.execute("UPDATE conversations SET updated = ? WHERE id = ?", (now, conversation))
+    connection.execute("UPDATE conversations SET updated = ?, archived = 0 WHERE id = ?", (now, conversation))
     return int(cursor.lastrowid)
 
 

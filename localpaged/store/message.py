@@ -59,6 +59,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     """A conversation without its messages. An empty title means that none was given yet.
 
     pinned: stands at the top of the list; its KV is pinned too. kv_pinned: its KV is, wherever it stands.
+    archived: stands below all others, until a message is written in it.
     """
 
     id: int
@@ -67,16 +68,34 @@ class Conversation(msgspec.Struct, kw_only=True):
     settings: dict[str, Any] = {}
     pinned: bool = False
     kv_pinned: bool = False
+    archived: bool = False
     chosen_root: int | None = None
     created: float = 0.0
     updated: float = 0.0
 
 
+class MessageSnippet(msgspec.Struct, kw_only=True):
+    """The part of a message that matches, with marks around what does."""
+
+    message: int
+    snippet: str
+
+
 class SearchHit(msgspec.Struct, kw_only=True):
-    """A conversation in the list; snippet marks what matched with U+0002 and U+0003."""
+    """A conversation in the list. What matched a search is marked with U+0002 and U+0003.
+
+    marked_title: where the title matches; hits: the latest of its num_hits messages that match;
+    snippet: the first of these, or else the title.
+    """
 
     conversation: Conversation
-    snippet: str | None = None
+    marked_title: str | None = None
+    hits: list[MessageSnippet] = []
+    num_hits: int = 0
+
+    @property
+    def snippet(self) -> str | None:
+        return self.hits[0].snippet if self.hits else self.marked_title
 
 
 class Turn(msgspec.Struct, kw_only=True):

@@ -73,3 +73,8 @@ def m005_conversations_have_an_owner(db: sqlite_utils.Database) -> None:
     # Empty: whoever has the server's own key, or nobody in particular.
     db.execute("ALTER TABLE conversations ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
     db.execute("CREATE INDEX conversations_owner ON conversations(owner)")
+
+
+@MIGRATIONS()
+def m006_conversations_can_be_archived(db: sqlite_utils.Database) -> None:
+    db.execute("ALTER TABLE conversations ADD COLUMN archived INTEGER NOT NULL DEFAULT 0")

@@ -24,6 +24,7 @@ def conversation_of(row: dict[str, Any]) -> Conversation:
         settings=json.loads(row["settings"]),
         pinned=bool(row["pinned"]),
         kv_pinned=bool(row["kv_pinned"]),
+        archived=bool(row["archived"]),
         chosen_root=row["chosen_root"],
         created=row["created"],
         updated=row["updated"],

@@ -58,6 +58,7 @@ class Transcript(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     settings: msgspec.Raw = EMPTY
     pinned: bool = False
     kv_pinned: bool = False
+    archived: bool = False
     created: Moment
     updated: Moment
     chosen_root: Count | None = None

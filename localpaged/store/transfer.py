@@ -46,6 +46,7 @@ def write_transcript(chats: Conversations, transcript: Transcript) -> int:
         "settings": bytes(transcript.settings).decode(),
         "pinned": transcript.pinned,
         "kv_pinned": transcript.kv_pinned,
+        "archived": transcript.archived,
         "created": transcript.created,
         "updated": transcript.updated,
     }
@@ -109,7 +110,7 @@ def _added(chats: Conversations, transcript: Transcript, title: str | None) -> C
     if title is None and transcript.title:
         title = transcript.title[: MAX_TITLE_CHARS - 7] + " (copy)"
     transcript.title = title or ""
-    transcript.pinned = transcript.kv_pinned = False
+    transcript.pinned = transcript.kv_pinned = transcript.archived = False
     transcript.created = transcript.updated = time.time()
     return chats.get(write_transcript(chats, transcript))
 
@@ -122,6 +123,7 @@ def _transcript(conversation: Conversation, messages: Collection[Message]) -> Tr
         settings=stored_json(json.dumps(conversation.settings), "settings"),
         pinned=conversation.pinned,
         kv_pinned=conversation.kv_pinned,
+        archived=conversation.archived,
         created=conversation.created,
         updated=conversation.updated,
         chosen_root=numbers.get(conversation.chosen_root or 0),

@@ -1,7 +1,10 @@
 """What a person does on the chat page, in words."""
 
+import json
 import re
+from typing import Any
 
+import httpx
 from playwright.sync_api import Locator, Page, expect
 
 ANSWER_TIMEOUT_MS = 120_000
@@ -55,3 +58,51 @@ def overflowing(page: Page) -> list[str]:
           return [...wide, ...out];
         }"""
     )
+
+
+def command(page: Page, row: Locator, name: str) -> None:
+    """Choose a command from the menu of a row of the list."""
+    row.hover()
+    row.get_by_role("button", name="More").click()
+    page.get_by_role("menuitem", name=name, exact=True).click()
+
+
+def conversation_file(*conversations: tuple[str, list[str]], **fields: Any) -> bytes:
+    """An export of conversations: titles, and texts under each other, by the user and the model in turn."""
+    stamp = 1_700_000_000
+    told = [
+        {
+            **{"title": title, "created": stamp, "updated": stamp + place, **fields},
+            "messages": [
+                {
+                    **{"id": number, "parent": number - 1 or None, "text": text, "state": "complete", "created": stamp},
+                    "role": "user" if number % 2 else "assistant",
+                }
+                for number, text in enumerate(texts, 1)
+            ],
+        }
+        for place, (title, texts) in enumerate(conversations)
+    ]
+    return json.dumps({"format": "localpaged-conversations", "version": 1, "conversations": told}).encode()
+
+
+def bring(url: str, *conversations: tuple[str, list[str]], **fields: Any) -> list[int]:
+    """Put conversations into a server; their ids."""
+    answer = httpx.post(f"{url}/api/import", content=conversation_file(*conversations, **fields))
+    ids: list[int] = answer.json()["imported"]
+    return ids
+
+
+def list_instead(page: Page, conversations: list[dict[str, Any]], total: int | None = None) -> None:
+    """Let the page list these conversations, of which only what matters is given."""
+    known = {
+        **{"system_prompt": "", "settings": {}, "pinned": False, "kv_pinned": False, "archived": False, "created": 1.0},
+        **{"updated": 1.0, "snippet": None, "marked_title": None, "hits": [], "num_hits": 0, "running": False},
+        "kv": "none",
+    }
+    body = {
+        "conversations": [{**known, "id": place, **one} for place, one in enumerate(conversations, 1)],
+        "total": len(conversations) if total is None else total,
+    }
+    page.route("**/api/conversations?*", lambda route: route.fulfill(json=body))
+    page.evaluate("dispatchEvent(new Event('focus'))")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chat_page import ask, cards, overflowing, wait_for_choice, wait_for_quiet, wait_for_text
+from chat_page import ask, cards, command, overflowing, wait_for_choice, wait_for_quiet, wait_for_text
 from playwright.sync_api import Page, expect
 from server_process import ServerProcess, scripted
 
@@ -157,17 +157,14 @@ def test_conversations_are_found_renamed_pinned_deleted_and_brought_back(
     page.keyboard.type("puffi")
     row = page.locator(".lp-row")
     expect(row).to_have_count(1)
-    row.hover()
-    row.get_by_role("button", name="Rename").click()
+    command(page, row, "Rename")
     page.get_by_label("Title").fill("Sea birds")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("Sea birds")
-    expect(page.locator(".lp-snippet mark")).to_have_text("puffins")
-    row.hover()
-    row.get_by_role("button", name="Pin").click()
+    expect(page.locator(".lp-hit mark")).to_have_text("puffins")
+    command(page, row, "Pin")
     expect(page.locator(".lp-group")).to_have_text("Pinned")
-    row.hover()
-    row.get_by_role("button", name="Delete").click()
+    command(page, row, "Delete")
     expect(row).to_have_count(0)
     expect(page.locator(".lp-empty")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
@@ -289,3 +286,7 @@ def test_with_a_key_the_browser_logs_in_first(
     page.wait_for_selector(".lp-frame")
     ask(page, "Hello", answers=1)
     wait_for_quiet(page)
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_role("dialog")).to_contain_text("You are logged in with the server’s own key.")
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_url("**/login")

@@ -1,5 +1,7 @@
 // The server's HTTP API. Every failure is an ApiError whose message can be shown as it is.
 
+import { t } from "./i18n.js";
+
 export class ApiError extends Error {
   constructor(message, { status = 0, code = "offline" } = {}) {
     super(message);
@@ -9,25 +11,26 @@ export class ApiError extends Error {
 }
 
 async function call(method, path, body) {
+  const isFile = body instanceof Blob;
   let response;
   try {
     response = await fetch(path, {
       method,
-      headers: body === undefined ? {} : { "Content-Type": "application/json" },
-      body: body === undefined ? undefined : JSON.stringify(body),
+      headers: body === undefined ? {} : { "Content-Type": isFile ? "application/octet-stream" : "application/json" },
+      body: body === undefined || isFile ? body : JSON.stringify(body),
       credentials: "same-origin",
     });
   } catch {
-    throw new ApiError("The server cannot be reached. Is it still running?");
+    throw new ApiError(t("app.away"));
   }
   if (response.status === 401) {
     location.assign("/login");
-    throw new ApiError("Log in again.", { status: 401, code: "invalid_api_key" });
+    throw new ApiError(t("app.login"), { status: 401, code: "invalid_api_key" });
   }
   const value = await response.json().catch(() => null);
   if (!response.ok) {
     const error = value?.error ?? {};
-    throw new ApiError(error.message ?? `The server answered ${response.status}.`, {
+    throw new ApiError(error.message ?? t("app.answered", { status: String(response.status) }), {
       status: response.status,
       code: error.code ?? "error",
     });
@@ -41,6 +44,8 @@ export const listConversations = (query) => call("GET", `/api/conversations?quer
 export const createConversation = (fields) => call("POST", "/api/conversations", fields);
 export const changeConversation = (id, fields) => call("PATCH", `/api/conversations/${id}`, fields);
 export const deleteConversation = (id) => call("DELETE", `/api/conversations/${id}`);
+export const duplicateConversation = (id) => call("POST", `/api/conversations/${id}/duplicate`, {});
+export const importFile = (file) => call("POST", "/api/import", file);
 export const restoreConversation = (id) => call("POST", `/api/conversations/${id}/restore`, {});
 export const getConversation = (id, before) =>
   call("GET", `/api/conversations/${id}${before ? `?before=${before}` : ""}`);

@@ -1,10 +1,11 @@
 // One answer as a column: its letter and state, its text, its figures, and what can be done with it.
 
-import { copyText, count, h, icon, rate, seconds } from "./dom.js";
+import { copyText, h, icon, rate, seconds } from "./dom.js";
+import { t } from "./i18n.js";
 import { MarkdownText } from "./markdown.js";
 
 export const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
-const FINISH = { stop: "done", length: "length limit", cancelled: "stopped", error: "error" };
+const FINISH = ["length", "cancelled", "error"];
 
 export class Candidate {
   /** message: as the API gives it. place: its place in the deck. actions: {choose, stop, focusNext}. */
@@ -27,18 +28,18 @@ export class Candidate {
     this.chooseButton = h(
       "button",
       { class: "lp-btn primary", type: "button", onclick: () => actions.choose(this) },
-      "Choose",
+      t("deck.choose"),
       h("kbd", {}, String(place + 1)),
     );
-    this.stopButton = h("button", { class: "lp-btn", type: "button", onclick: () => actions.stop(this) }, "Stop");
-    this.copyButton = h("button", { class: "lp-btn ghost", type: "button", title: "Copy", "aria-label": "Copy" }, icon("copy"));
+    this.stopButton = h("button", { class: "lp-btn", type: "button", onclick: () => actions.stop(this) }, t("write.stop"));
+    this.copyButton = h("button", { class: "lp-btn ghost", type: "button", title: t("app.copy"), "aria-label": t("app.copy") }, icon("copy"));
     this.copyButton.addEventListener("click", () => copyText(this.text.text, this.copyButton));
     this.element = h(
       "section",
       {
         class: "lp-card",
         tabindex: "0",
-        "aria-label": `Answer ${LETTERS[place]}`,
+        "aria-label": t("deck.card", { letter: LETTERS[place] }),
         style: `--k: var(--c${place % 8})`,
       },
       h("header", { class: "lp-card-head" }, h("b", {}, LETTERS[place]), this.sub, this.state),
@@ -62,8 +63,8 @@ export class Candidate {
 
   describe() {
     const sampling = this.message.sampling ?? {};
-    this.sub.textContent = sampling.seed === undefined || sampling.seed === null ? "" : `seed ${sampling.seed}`;
-    const parts = Object.entries(sampling).map(([name, value]) => `${name.replaceAll("_", " ")} ${value ?? "none"}`);
+    this.sub.textContent = sampling.seed === undefined || sampling.seed === null ? "" : t("card.seed", { n: String(sampling.seed) });
+    const parts = Object.entries(sampling).map(([name, value]) => `${name.replaceAll("_", " ")} ${value ?? t("card.none")}`);
     this.sub.title = parts.join(", ");
   }
 
@@ -106,14 +107,14 @@ export class Candidate {
 
   label() {
     const { state, finish_reason: finish } = this.message;
-    if (state === "error" || state === "interrupted") return state;
-    if (state === "complete") return FINISH[finish] ?? "done";
-    if (this.phase === "loading") return "loading model";
+    if (state === "error" || state === "interrupted") return t(`state.${state}`);
+    if (state === "complete") return t(`state.${FINISH.includes(finish) ? finish : "done"}`);
+    if (this.phase === "loading") return t("state.loading");
     if (this.phase === "prefill" && this.prefill?.total) {
-      return `prefill ${Math.floor((100 * this.prefill.computed) / this.prefill.total)} %`;
+      return t("state.prefill.part", { n: Math.floor((100 * this.prefill.computed) / this.prefill.total) });
     }
-    if (this.phase === "prefill" && this.prefill?.total === null) return "waiting"; // for another server
-    return this.phase === "decoding" ? "decoding" : this.phase === "prefill" ? "prefill" : "queued";
+    if (this.phase === "prefill" && this.prefill?.total === null) return t("state.waiting"); // for another server
+    return t(`state.${["decoding", "prefill"].includes(this.phase) ? this.phase : "queued"}`);
   }
 
   show() {
@@ -125,13 +126,13 @@ export class Candidate {
     if (this.state.textContent !== label) this.state.textContent = label;
     this.element.dataset.state = this.running ? (this.phase === "decoding" ? "decoding" : "waiting") : this.message.state;
     this.numbers.replaceChildren(
-      h("span", {}, tokens ? `${count(tokens)} tok${speed ? ` · ${rate(speed)}` : ""}` : "\u00a0"),
-      h("span", {}, first ? `first ${seconds(first)}` : ""),
+      h("span", {}, tokens ? `${t("card.tokens", { n: tokens })}${speed ? ` · ${rate(speed)}` : ""}` : "\u00a0"),
+      h("span", {}, first ? t("unit.first", { time: seconds(first) }) : ""),
     );
     const total = shared + own;
     this.bar.style.setProperty("--shared-part", total ? `${(100 * shared) / total}%` : "0%");
     this.bar.style.setProperty("--own-part", total ? `${(100 * own) / total}%` : "0%");
-    this.blocks.textContent = total ? `${count(shared)} blocks shared · ${count(own)} own` : "\u00a0";
+    this.blocks.textContent = total ? t("card.blocks", { shared, own }) : "\u00a0";
     this.stopButton.hidden = !this.running;
     this.chooseButton.classList.toggle("primary", !this.running);
     this.copyButton.hidden = !this.text.text && !tokens;
@@ -142,7 +143,7 @@ export class Candidate {
   /** What went wrong with this answer; null when nothing did. */
   problem() {
     if (this.message.state !== "error" && this.message.state !== "interrupted") return null;
-    return this.message.error ?? "The server stopped while this was being written. What it had is kept.";
+    return this.message.error ?? t("talk.interrupted.card");
   }
 
   showProblem() {

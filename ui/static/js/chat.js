@@ -1,17 +1,24 @@
 // The chat page: keeps what is shown, what is stored and what runs in step.
 
 import * as api from "./api.js";
+import { addressed, addressOf } from "./address.js";
+import { bannerOf } from "./banner.js";
 import { Composer } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
 import { LETTERS } from "./candidate.js";
 import { announce, h, toast } from "./dom.js";
+import { Drawers } from "./drawers.js";
 import { emptyPage, missingPage } from "./empty.js";
 import { Header } from "./header.js";
+import { t } from "./i18n.js";
 import { KvPanel } from "./kv_panel.js";
+import { reveal } from "./reveal.js";
 import { Scroller } from "./scroller.js";
 import { ServerWatch } from "./server_watch.js";
 import { Settings } from "./settings.js";
-import { Transcript } from "./transcript.js";
+import { openSettingsDialog, shouldReopen } from "./settings_dialog.js";
+import { listenForKeys } from "./shortcuts.js";
+import { leafOf, Transcript } from "./transcript.js";
 import { WindowCount } from "./window_count.js";
 
 export class Chat {
@@ -37,18 +44,16 @@ export class Chat {
     const stopAll = () => this.stopAll();
     this.header = new Header({
       stopAll,
-      toggleList: () => this.frame.classList.toggle("list-open"),
-      toggleSide: () => document.body.classList.toggle("lp-side-open"),
+      toggleList: () => this.drawers.toggleList(),
+      toggleSide: () => this.drawers.toggleSide(),
+      rename: (title) => this.rename(title),
     });
     this.list = new ConversationList({
-      open: (id) => this.open(id),
+      open: (id, message) => this.open(id, true, message),
       fresh: () => this.open(null),
-      renamed: (one) => {
-        if (conversation() !== one.id) return;
-        this.view.conversation.title = one.title;
-        this.header.setTitle(one.title);
-      },
+      renamed: (one) => this.renamed(one),
       removed: (id) => conversation() === id && this.open(null),
+      settings: () => this.openPageSettings(),
     });
     this.transcript = new Transcript({
       choose: (card) => this.choose(card),
@@ -60,10 +65,7 @@ export class Chat {
       edit: (message, text) => this.send(text, message.parent),
       switchTo: (id) => this.change(() => api.choose(id)),
       reopen: (id) => this.change(() => api.reopen(id)),
-      showEarlier: () => {
-        this.transcript.allAnswers = true;
-        this.transcript.show(this.view);
-      },
+      showEarlier: () => this.transcript.showAll(),
       earlier: () => this.loadEarlier(),
       server: this.server,
     });
@@ -79,17 +81,23 @@ export class Chat {
     this.frame = h(
       "div",
       { class: "lp-frame" },
-      h("div", { class: "lp-scrim", onclick: () => this.closeDrawers() }),
+      h("div", { class: "lp-scrim", onclick: () => this.drawers.close() }),
       this.list.element,
       this.header.element,
       this.scroller.element,
       this.scroller.down,
       this.composer.element,
       h("div", { id: "lp-announcer", class: "lp-hidden", "aria-live": "polite" }),
-      h("div", { id: "lp-toast" }),
+      h("div", { id: "lp-toast", role: "status" }),
     );
+    this.drawers = new Drawers(this.frame, this.list);
     root.replaceChildren(this.frame);
-    addEventListener("keydown", (event) => this.key(event));
+    listenForKeys({
+      search: () => (this.drawers.openList(), this.list.search.focus(), this.list.search.select()),
+      fresh: () => this.open(null),
+      close: () => this.drawers.close(),
+      choose: (key, field) => this.chooseByKey(key, field),
+    });
     addEventListener("popstate", () => this.open(addressed(), false));
     addEventListener("focus", () => this.list.refresh());
     addEventListener("pagehide", () => this.settings.flush());
@@ -102,14 +110,15 @@ export class Chat {
     this.server.refreshKv();
     this.countSoon();
     this.server.poll();
+    if (shouldReopen()) this.openPageSettings();
   }
 
   // The conversation that is shown
 
-  async open(id, navigate = true) {
-    this.closeDrawers();
+  async open(id, navigate = true, message = null) {
+    this.drawers.close();
     this.settings.flush();
-    if (navigate) history.pushState(null, "", id ? `#/c/${id}` : "#/");
+    if (navigate) history.pushState(null, "", addressOf(id));
     this.opening = id;
     this.detach();
     this.transcript.allAnswers = false;
@@ -120,7 +129,7 @@ export class Chat {
       } catch (error) {
         if (this.opening !== id) return;
         this.view = null;
-        this.header.setTitle("");
+        this.header.setTitle("", false);
         this.transcript.clear(missingPage(error.message, () => this.open(null)));
         return;
       }
@@ -134,12 +143,13 @@ export class Chat {
     this.show(view);
     this.composer.use(id);
     this.scroller.begin(this.transcript.anchor());
-    if (matchMedia("(min-width: 760px)").matches) this.composer.area.focus({ preventScroll: true });
+    if (message) await reveal(this, message);
+    else if (matchMedia("(min-width: 760px)").matches) this.composer.area.focus({ preventScroll: true });
   }
 
   show(view) {
     this.view = view;
-    this.header.setTitle(view?.conversation.title ?? "");
+    this.header.setTitle(view?.conversation.title ?? "", Boolean(view));
     this.showMiddle();
     this.scroller.anchor = this.transcript.anchor();
     if (view?.job && this.job?.id !== view.job.id) this.attach(view.job);
@@ -184,17 +194,27 @@ export class Chat {
   async loadEarlier() {
     const { view } = this;
     const earlier = await this.attempt(() => api.getConversation(view.conversation.id, view.turns[0].message.id));
-    if (!earlier || this.view !== view) return;
+    if (!earlier || this.view !== view) return false;
     const turns = [...earlier.turns, ...view.turns];
     this.scroller.keeping(() => this.show({ ...view, turns, num_earlier: earlier.num_earlier }));
+    return true;
+  }
+
+  async rename(title) {
+    const one = await this.attempt(() => api.changeConversation(this.view.conversation.id, { title }));
+    if (one) this.renamed(one);
+    this.list.refresh();
+  }
+
+  renamed(one) {
+    if (this.view?.conversation.id !== one.id) return;
+    this.view.conversation.title = one.title;
+    this.header.setTitle(one.title, true);
   }
 
   /** The message that a new one would answer; undefined while a choice is open. */
   leaf() {
-    if (!this.view?.turns.length) return null;
-    if (this.view.open_candidates.length) return undefined;
-    const last = this.view.turns.at(-1).message;
-    return last.role === "assistant" ? last.id : last.parent;
+    return leafOf(this.view);
   }
 
   // Asking and choosing
@@ -203,13 +223,13 @@ export class Chat {
   async send(text, parent = this.leaf()) {
     if (!text.trim() || this.sending) return false;
     if (this.job) {
-      toast("This conversation is still answering. Wait for it, or stop it first.");
+      toast(t("write.busy"));
       return false;
     }
     if (parent === undefined) {
       this.composer.nudge();
       this.transcript.deck?.focusFirst();
-      announce("Choose an answer first.");
+      announce(t("write.choose.first"));
       return false;
     }
     this.sending = true;
@@ -220,7 +240,7 @@ export class Chat {
         const fields = { system_prompt: systemPrompt, settings: this.settings.changes() };
         this.view = await api.createConversation(fields);
         this.opening = this.view.conversation.id;
-        history.replaceState(null, "", `#/c/${this.opening}`);
+        history.replaceState(null, "", addressOf(this.opening));
         this.list.current = this.opening;
       }
       return api.sendMessage(this.view.conversation.id, parent, text, sampling);
@@ -261,7 +281,7 @@ export class Chat {
       onBack: () => this.server.found(),
       onGone: () => this.jobEnded(),
     });
-    this.pollKv(this.job);
+    this.server.refreshKvWhile(() => this.job === job);
   }
 
   detach() {
@@ -270,7 +290,7 @@ export class Chat {
   }
 
   take(event) {
-    if (event.type === "unsaved") toast(`Not saved yet: ${event.message}`, null, 15_000);
+    if (event.type === "unsaved") toast(t("write.unsaved", { message: event.message }), null, 15_000);
     if (this.transcript.deck?.take(event, this.job.messages) || event.type === "done") {
       this.transcript.deck?.announceEnd();
       this.jobEnded();
@@ -283,13 +303,6 @@ export class Chat {
     this.list.refresh();
     await this.server.refresh();
     this.server.refreshKv();
-  }
-
-  async pollKv(job) {
-    while (this.job === job) {
-      await this.server.refreshKv();
-      await new Promise((done) => setTimeout(done, 1000));
-    }
   }
 
   // Around the conversation
@@ -306,16 +319,8 @@ export class Chat {
   }
 
   showBanner() {
-    const { away, state } = this.server;
-    const empty = !this.view?.turns.length; // the middle of the page says it then
-    if (away) {
-      this.composer.setBanner("The server cannot be reached. Trying again; your draft is kept.", "bad");
-    } else if (state?.engine === "dead" && !this.job && !empty && !this.transcript.deck?.problem) {
-      const stopped = "The model stopped. Your next message starts it again; nothing is lost.";
-      this.composer.setBanner(state.error ?? stopped, "bad");
-    } else if (state?.engine === "starting" && !empty) {
-      this.composer.setBanner("The model is loading. You can send already; the answer starts as soon as it is there.");
-    } else this.composer.setBanner("");
+    const isBusy = Boolean(this.job || this.transcript.deck?.problem);
+    this.composer.setBanner(...bannerOf(this.server, { isEmpty: !this.view?.turns.length, isBusy }));
   }
 
   modelChanged() {
@@ -366,34 +371,23 @@ export class Chat {
   }
 
   openSettings() {
-    document.body.classList.add("lp-side-open");
+    this.drawers.openSide();
     document.querySelector("#lp-temperature input")?.focus();
   }
 
-  closeDrawers() {
-    this.frame.classList.remove("list-open");
-    document.body.classList.remove("lp-side-open");
+  openPageSettings() {
+    const { state } = this.server;
+    // A new conversation takes up the defaults at once.
+    const changed = () => this.view ?? (this.settings.use(null), this.composer.showSampling(this.settings.sampling), this.bridge.sync());
+    openSettingsDialog({ state, transfer: this.list.transfer, changed });
   }
 
-  key(event) {
-    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
-      event.preventDefault();
-      this.frame.classList.add("list-open");
-      return this.list.search.focus();
-    }
-    if (event.key === "Escape") this.closeDrawers();
-    if (event.ctrlKey || event.metaKey || event.altKey || !/^[1-8]$/.test(event.key)) return;
-    const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
-    const inEmptyComposer = event.target === this.composer.area && !this.composer.area.value;
-    const card = this.view?.open_candidates.length ? this.transcript.deck?.cardOf(event.key) : null;
-    if (!card || card.chooseButton.hidden || (typing && !inEmptyComposer)) return;
-    event.preventDefault();
+  /** Choose the answer with this number, unless a text is being written. */
+  chooseByKey(key, field) {
+    const inEmptyComposer = field === this.composer.area && !this.composer.area.value;
+    const card = this.view?.open_candidates.length ? this.transcript.deck?.cardOf(key) : null;
+    if (!card || card.chooseButton.hidden || (field && !inEmptyComposer)) return false;
     this.choose(card);
+    return true;
   }
-}
-
-/** The conversation in the address, or null. */
-function addressed() {
-  const match = /^#\/c\/(\d+)$/.exec(location.hash);
-  return match ? Number(match[1]) : null;
 }

@@ -1,22 +1,23 @@
 // Where a message is written: Enter sends, Shift+Enter makes a line. A draft outlives a reload.
 
-import { h, icon, plural } from "./dom.js";
+import { h, icon } from "./dom.js";
+import { t } from "./i18n.js";
 
 export class Composer {
   /** actions: {send, stopAll, draft(text), openSettings, setCount}. */
   constructor(actions) {
     this.actions = actions;
     this.key = "draft:new";
-    this.area = h("textarea", { class: "lp-write", rows: "1", dir: "auto", "aria-label": "Message" });
+    this.area = h("textarea", { class: "lp-write", rows: "1", dir: "auto", "aria-label": t("write.message") });
     this.number = h(
       "select",
-      { class: "lp-btn", "aria-label": "How many answers", onchange: () => actions.setCount(Number(this.number.value)) },
-      ...[1, 2, 3, 4, 5, 6, 7, 8].map((n) => h("option", { value: String(n) }, plural(n, "answer"))),
+      { class: "lp-btn", "aria-label": t("write.number"), onchange: () => actions.setCount(Number(this.number.value)) },
+      ...[1, 2, 3, 4, 5, 6, 7, 8].map((n) => h("option", { value: String(n) }, t("answers", { n }))),
     );
     this.temperature = h("button", { class: "lp-btn ghost", type: "button", onclick: () => actions.openSettings() });
     this.price = h("span", { class: "lp-price" });
-    this.sendButton = h("button", { class: "lp-btn primary", type: "submit" }, "Send");
-    this.stopButton = h("button", { class: "lp-btn", type: "button", onclick: () => actions.stopAll() }, icon("stop"), "Stop");
+    this.sendButton = h("button", { class: "lp-btn primary", type: "submit" }, t("write.send"));
+    this.stopButton = h("button", { class: "lp-btn", type: "button", onclick: () => actions.stopAll() }, icon("stop"), t("write.stop"));
     this.form = h(
       "form",
       { class: "lp-box" },
@@ -91,21 +92,21 @@ export class Composer {
   showSampling({ n, temperature }) {
     this.number.value = String(n);
     this.temperature.textContent = `T ${temperature}`;
-    this.temperature.setAttribute("aria-label", `Temperature ${temperature}: open the parameters`);
+    this.temperature.setAttribute("aria-label", t("write.temperature", { value: temperature }));
   }
 
   setMode({ running, choosing, chosen }) {
     this.sendButton.hidden = running;
     this.stopButton.hidden = !running;
     this.form.classList.toggle("choosing", choosing > 1 && !running);
-    const keys = innerWidth < 600 ? "" : " – Enter sends, Shift+Enter a new line";
+    const keys = innerWidth < 600 ? "" : t("write.keys");
     this.area.placeholder = running
-      ? "Answering…"
+      ? t("write.answering")
       : choosing > 1
-        ? `Choose an answer first${innerWidth < 600 ? "" : `: press 1–${choosing}`}`
+        ? t(innerWidth < 600 ? "write.choose" : "write.choose.key", { n: choosing })
         : chosen
-          ? `Reply to ${chosen}${keys}`
-          : `Write a message${keys}`;
+          ? t("write.reply", { letter: chosen }) + keys
+          : t("write.new") + keys;
   }
 
   setBanner(text, kind = "note") {

@@ -1,6 +1,7 @@
 // The answers to one message side by side, while they are written and until one is chosen.
 
-import { announce, bytes, h, plural } from "./dom.js";
+import { announce, bytes, h } from "./dom.js";
+import { t } from "./i18n.js";
 import { Candidate } from "./candidate.js";
 
 /** The answers that belong together: those of the latest request, at the end of the list. */
@@ -17,7 +18,7 @@ export class Deck {
     this.cards = messages.map((message, place) => new Candidate(message, place, actions));
     this.grid = h(
       "div",
-      { class: "lp-deck", "data-n": String(messages.length), role: "group", "aria-label": "Answers to choose from" },
+      { class: "lp-deck", "data-n": String(messages.length), role: "group", "aria-label": t("deck.name") },
       ...this.cards.map((card) => card.element),
     );
     this.note = h("b", {});
@@ -27,10 +28,10 @@ export class Deck {
     this.earlier = h(
       "button",
       { class: "lp-btn ghost", type: "button", onclick: () => actions.showEarlier() },
-      `Show ${plural(hidden, "earlier answer")}`,
+      t("deck.earlier", { n: hidden }),
     );
     this.earlier.hidden = !hidden;
-    this.again = h("button", { class: "lp-btn ghost", type: "button", onclick: () => actions.regenerate() }, "Regenerate");
+    this.again = h("button", { class: "lp-btn ghost", type: "button", onclick: () => actions.regenerate() }, t("talk.again"));
     this.summary = h(
       "div",
       { class: "lp-summary" },
@@ -92,7 +93,7 @@ export class Deck {
     const running = this.running;
     const count = this.cards.length;
     this.showProblem();
-    this.note.textContent = this.server.remote ? plural(count, "answer") : `${plural(count, "answer")}, 1 prefill`;
+    this.note.textContent = t(this.server.remote ? "answers" : "deck.prefill", { n: count });
     const shared = Math.max(0, ...this.cards.map((card) => card.figures.num_shared_blocks ?? 0));
     const own = this.cards.reduce((sum, card) => sum + (card.figures.num_own_blocks ?? 0), 0);
     const alone = this.cards.reduce(
@@ -100,11 +101,11 @@ export class Deck {
       0,
     );
     const saved = alone - own - shared;
-    this.share.textContent = saved > 0 ? `${Math.round((100 * (alone - own)) / alone)} % of KV shared` : "";
+    this.share.textContent = saved > 0 ? t("deck.shared", { n: Math.round((100 * (alone - own)) / alone) }) : "";
     const each = this.server.kv?.bytes_per_block;
-    this.saved.textContent = saved > 0 && each ? `${bytes(saved * each)} saved` : "";
+    this.saved.textContent = saved > 0 && each ? t("deck.saved", { size: bytes(saved * each) }) : "";
     this.again.hidden = running;
-    this.hint.textContent = running || count < 2 ? "" : innerWidth < 600 ? "Choose one to go on" : `Press 1–${count} or Choose to go on`;
+    this.hint.textContent = running || count < 2 ? "" : t(innerWidth < 600 ? "deck.hint.short" : "deck.hint", { n: count });
     this.grid.classList.toggle("open", !running);
   }
 
@@ -127,7 +128,7 @@ export class Deck {
   /** Say once that all answers are there. */
   announceEnd() {
     const failed = this.cards.filter((card) => card.message.state === "error").length;
-    announce(failed ? `${plural(failed, "answer")} failed.` : `${plural(this.cards.length, "answer")} complete.`);
+    announce(failed ? t("deck.failed", { n: failed }) : t("deck.complete", { n: this.cards.length }));
   }
 
   cardOf(key) {

@@ -1,20 +1,15 @@
 // What the middle of the page says while there is nothing to show yet.
 
 import { copyText, h } from "./dom.js";
+import { t } from "./i18n.js";
 
-const IDEAS = [
-  "Suggest a name for a small museum in a lighthouse, with one line on why.",
-  "Explain to a ten-year-old why the sea is salty.",
-  "Write a Python function that removes duplicates from a list and keeps the order.",
-  "Give me three plans for a rainy Sunday at home.",
-];
 const BETTER = [
-  ["localpaged pull Qwen/Qwen3-0.6B", "fetch a better one"],
-  ["localpaged serve --model Qwen/Qwen3-0.6B", "and start with it"],
+  ["localpaged pull Qwen/Qwen3-0.6B", "empty.pull"],
+  ["localpaged serve --model Qwen/Qwen3-0.6B", "empty.start"],
 ];
 
 function command(text, note) {
-  const copy = h("button", { class: "lp-code-copy", type: "button", "aria-label": `Copy: ${text}` }, "Copy");
+  const copy = h("button", { class: "lp-code-copy", type: "button", "aria-label": t("app.copy.text", { text }) }, t("app.copy"));
   copy.addEventListener("click", () => copyText(text, copy));
   return h("div", { class: "lp-command" }, h("code", {}, text), h("span", {}, note), copy);
 }
@@ -24,27 +19,27 @@ export function emptyPage(state, use) {
   const engine = state?.engine;
   const remote = state?.features?.kv === false;
   const parts = [
-    h("h2", {}, "Ask once, compare several answers"),
-    h("p", {}, `They are written side by side${remote ? "" : " and share the memory of your question"}. Choose one and go on from it.`),
+    h("h2", {}, t("empty.title")),
+    h("p", {}, t(remote ? "empty.text.remote" : "empty.text")),
   ];
   if (engine === "dead") {
     parts.push(
-      h("div", { class: "lp-card-note bad", role: "alert" }, h("b", {}, remote ? "There is no server to answer. " : "The model is not running. "), state.error ?? "It stopped. Your next message starts it again; the conversations are safe."),
+      h("div", { class: "lp-card-note bad", role: "alert" }, h("b", {}, t(remote ? "empty.away" : "empty.dead")), state.error ?? t("empty.dead.text")),
     );
   } else if (engine !== "ready") {
-    parts.push(h("div", { class: "lp-card-note" }, h("b", {}, remote ? "The server is being asked for its model. " : "The model is loading. "), "You can write already; the answer starts as soon as it is there."));
+    parts.push(h("div", { class: "lp-card-note" }, h("b", {}, t(remote ? "empty.asking" : "empty.loading")), t("empty.already")));
   }
   parts.push(
-    h("div", { class: "lp-ideas" }, ...IDEAS.map((idea) => h("button", { type: "button", onclick: () => use(idea) }, idea))),
+    h("div", { class: "lp-ideas" }, ...[1, 2, 3, 4].map((place) => t(`empty.idea.${place}`)).map((idea) => h("button", { type: "button", onclick: () => use(idea) }, idea))),
   );
   if (state?.is_default_model) {
     parts.push(
       h(
         "div",
         { class: "lp-card-note" },
-        h("b", {}, `${state.model?.name ?? "The embedded model"} is very small. `),
-        "It comes with localpaged so that everything can be tried at once, and it gets many things wrong. For answers worth keeping:",
-        ...BETTER.map(([text, note]) => command(text, note)),
+        h("b", {}, t("empty.small", { name: state.model?.name ?? t("empty.embedded") })),
+        t("empty.small.text"),
+        ...BETTER.map(([text, note]) => command(text, t(note))),
       ),
     );
   }
@@ -56,8 +51,8 @@ export function missingPage(message, fresh) {
   return h(
     "div",
     { class: "lp-empty" },
-    h("h2", {}, "This conversation cannot be shown"),
+    h("h2", {}, t("empty.missing")),
     h("p", {}, message),
-    h("p", {}, h("button", { class: "lp-btn", type: "button", onclick: fresh }, "New conversation")),
+    h("p", {}, h("button", { class: "lp-btn", type: "button", onclick: fresh }, t("list.new"))),
   );
 }

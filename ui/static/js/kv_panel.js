@@ -1,6 +1,7 @@
 // The pool's numbers on the right: how full it is, what is shared, what this turn reused.
 
-import { bytes, count, h, rate, seconds } from "./dom.js";
+import { bytes, h, rate, seconds } from "./dom.js";
+import { count, decimal, t } from "./i18n.js";
 
 const CELLS = 264;
 
@@ -21,10 +22,10 @@ export class KvPanel {
   /** server: what is known of it. cards: the candidates on screen. */
   show({ kv: stats, remote, state }, cards) {
     if (!stats) {
-      this.big.textContent = remote ? "On another server" : "No model loaded";
+      this.big.textContent = t(remote ? "pool.remote" : "pool.none");
       this.sub.textContent = remote
-        ? `${state.model?.address ?? "It"} keeps its KV memory itself: its blocks, what is shared and what a message would cost are not known here.`
-        : "The numbers come with the model.";
+        ? t("pool.remote.text", { address: state.model?.address ?? t("pool.it") })
+        : t("pool.none.text");
       this.map.hidden = true;
       this.legend.replaceChildren();
       list(this.pool, []);
@@ -39,17 +40,17 @@ export class KvPanel {
     const shared = Math.min(stats.shared ?? 0, running);
     const cached = stats.cached ?? 0;
     const percent = (100 * running) / total;
-    const rounded = percent > 0 && percent < 10 ? percent.toFixed(1) : Math.round(percent);
-    this.big.textContent = `${rounded} % of ${count(total)} in use`;
+    const rounded = percent > 0 && percent < 10 ? decimal(percent, 1) : count(Math.round(percent));
+    this.big.textContent = t("pool.used", { percent: rounded, total });
     const tokens = running * stats.block_size;
-    const waste = tokens ? `waste ${((100 * (stats.waste_tokens ?? 0)) / tokens).toFixed(1)} %` : "no waste";
-    this.sub.textContent = `${count(stats.block_size)} tokens each · ${bytes(stats.bytes_per_block ?? 0)} · ${waste}`;
+    const waste = tokens ? t("pool.waste", { n: decimal((100 * (stats.waste_tokens ?? 0)) / tokens, 1) }) : t("pool.waste.none");
+    this.sub.textContent = t("pool.each", { n: stats.block_size, size: bytes(stats.bytes_per_block ?? 0), waste });
     const kinds = [
-      ["shared", "shared", shared],
-      ["private", "private", running - shared],
-      ["kept", "kept for chats", kept],
-      ["cached", "cached", cached],
-      ["free", "free", Math.max(0, total - referenced - cached)],
+      ["shared", t("pool.shared"), shared],
+      ["private", t("pool.private"), running - shared],
+      ["kept", t("pool.kept"), kept],
+      ["cached", t("pool.cached"), cached],
+      ["free", t("pool.free"), Math.max(0, total - referenced - cached)],
     ];
     // Each cell stands for total/CELLS blocks; what exists at all gets a cell.
     let place = 0;
@@ -57,19 +58,19 @@ export class KvPanel {
       const cells = kind === "free" ? CELLS - place : Math.min(CELLS - place, Math.ceil((blocks * CELLS) / total));
       for (let end = place + cells; place < end; place += 1) this.cells[place].className = kind;
     }
-    this.map.setAttribute("aria-label", kinds.map(([, name, blocks]) => `${count(blocks)} blocks ${name}`).join(", "));
+    this.map.setAttribute("aria-label", kinds.map(([, name, blocks]) => `${name}: ${t("pool.blocks", { n: blocks })}`).join(", "));
     this.legend.replaceChildren(
       ...kinds.map(([kind, name, blocks]) => h("span", {}, h("i", { class: kind }), `${name} `, h("b", {}, count(blocks)))),
     );
     const pool = [
-      ["KV memory", bytes(total * (stats.bytes_per_block ?? 0))],
-      ["in use", bytes(running * (stats.bytes_per_block ?? 0))],
-      ["kept for chats", bytes(kept * (stats.bytes_per_block ?? 0))],
-      ...(stats.host_bytes ? [["moved out", bytes(stats.host_bytes)]] : []),
-      ["on disk", bytes(stats.disk_bytes ?? 0)],
-      ["room for", `${count((total - running) * stats.block_size)} tokens`],
+      [t("pool.memory"), bytes(total * (stats.bytes_per_block ?? 0))],
+      [t("pool.in.use"), bytes(running * (stats.bytes_per_block ?? 0))],
+      [t("pool.kept"), bytes(kept * (stats.bytes_per_block ?? 0))],
+      ...(stats.host_bytes ? [[t("pool.moved"), bytes(stats.host_bytes)]] : []),
+      [t("pool.disk"), bytes(stats.disk_bytes ?? 0)],
+      [t("pool.room"), t("tokens", { n: (total - running) * stats.block_size })],
     ];
-    if (stats.running !== undefined) pool.push(["running · waiting", `${count(stats.running)} · ${count(stats.waiting ?? 0)}`]);
+    if (stats.running !== undefined) pool.push([t("pool.queue"), `${count(stats.running)} · ${count(stats.waiting ?? 0)}`]);
     list(this.pool, pool);
     this.showTurn(cards);
   }
@@ -87,15 +88,15 @@ export class KvPanel {
     const first = Math.min(...figures.map((figure) => figure.ttft_s ?? Infinity));
     const rows = [];
     if (shared + own) {
-      rows.push([figures.length > 1 ? "These answers" : "This answer", `${count(shared + own)} blocks`]);
-      if (figures.length > 1) rows.push(["Without sharing", `${count(alone)} blocks`]);
+      rows.push([t(figures.length > 1 ? "turn.answers" : "turn.answer"), t("pool.blocks", { n: shared + own })]);
+      if (figures.length > 1) rows.push([t("turn.alone"), t("pool.blocks", { n: alone })]);
     }
     const speed = sum(figures.map((figure) => figure.tokens_per_s));
-    if (speed) rows.push([figures.length > 1 ? "Decode, all answers" : "Decode", rate(speed)]);
-    if (Number.isFinite(first)) rows.push(["First token", seconds(first)]);
+    if (speed) rows.push([t(figures.length > 1 ? "turn.decode.all" : "turn.decode"), rate(speed)]);
+    if (Number.isFinite(first)) rows.push([t("turn.first"), seconds(first)]);
     const prefill = figures[0];
     if (prefill.num_cached_tokens !== undefined && prefill.num_cached_tokens !== null && prefill.num_computed_tokens !== null) {
-      rows.push(["Prefill skipped", `${count(prefill.num_cached_tokens)} of ${count(prefill.num_cached_tokens + prefill.num_computed_tokens)}`]);
+      rows.push([t("turn.skipped"), t("turn.skipped.part", { part: prefill.num_cached_tokens, whole: prefill.num_cached_tokens + prefill.num_computed_tokens })]);
     }
     list(this.turn, rows);
   }

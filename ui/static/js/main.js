@@ -1,6 +1,7 @@
 // The entrance: gr.HTML's js_on_load calls mountChat and mountKv; Gradio's controls call the bridge.
 
 import { Chat } from "./chat.js";
+import { translateSide } from "./side_words.js";
 
 const CONTROLS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
 let chat = null;
@@ -13,6 +14,7 @@ export function mountChat(element, trigger) {
   document.getElementById("lp-boot")?.remove();
   if (kvElement) chat.showKvIn(kvElement);
   chat.begin();
+  translateSide();
 }
 
 export function mountKv(element) {

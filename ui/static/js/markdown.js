@@ -5,6 +5,7 @@
 import { marked, Renderer } from "../vendor/marked.esm.js";
 import DOMPurify from "../vendor/purify.es.js";
 import { copyText, h } from "./dom.js";
+import { t } from "./i18n.js";
 
 const escapeText = (text) => text.replace(/[&<>"']/g, (mark) => `&#${mark.charCodeAt(0)};`);
 
@@ -47,9 +48,10 @@ function decorate(fragment, final) {
   for (const pre of fragment.querySelectorAll("pre")) {
     const code = pre.querySelector("code");
     const language = code?.className.replace("language-", "") ?? "";
-    const copy = h("button", { class: "lp-code-copy", type: "button" }, "Copy");
+    const copy = h("button", { class: "lp-code-copy", type: "button" }, t("app.copy"));
     copy.addEventListener("click", () => copyText(code.textContent, copy));
     const frame = h("div", { class: "lp-code", dir: "ltr" }, h("div", { class: "lp-code-head" }, h("span", {}, language), copy));
+    pre.tabIndex = 0; // A wide one scrolls, by the keyboard too.
     pre.replaceWith(frame);
     frame.append(pre);
     if (final && code) highlight(code, language);

@@ -2,6 +2,7 @@
 // with answers side by side, where the question is on top (their columns scroll by themselves).
 
 import { h, icon } from "./dom.js";
+import { t } from "./i18n.js";
 
 const NEAR_PX = 60;
 
@@ -11,7 +12,7 @@ export class Scroller {
     this.anchor = null; // what to keep on top; null follows the end
     this.place = 0; // where this scrolled to last
     this.element = h("main", { class: "lp-main" }, content);
-    this.down = h("button", { class: "lp-down", type: "button", "aria-label": "To the end", onclick: () => this.toEnd() }, icon("left"));
+    this.down = h("button", { class: "lp-down", type: "button", "aria-label": t("talk.end"), onclick: () => this.toEnd() }, icon("left"));
     this.down.hidden = true;
     this.element.addEventListener("scroll", () => this.scrolled());
     const watcher = new ResizeObserver(() => this.follow());
@@ -53,9 +54,14 @@ export class Scroller {
     this.follow();
   }
 
+  /** Stay where the reader is led to. */
+  leave() {
+    this.following = false;
+  }
+
   toEnd() {
     this.following = !this.anchor;
-    this.element.scrollTo({ top: this.end, behavior: "smooth" });
+    this.element.scrollTo({ top: this.end, behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "instant" : "smooth" });
   }
 
   /** Do something that adds content above, without moving what is read. */

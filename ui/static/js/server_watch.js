@@ -49,6 +49,13 @@ export class ServerWatch {
     this.on.kv(this.kv);
   }
 
+  async refreshKvWhile(running) {
+    while (running()) {
+      await this.refreshKv();
+      await new Promise((done) => setTimeout(done, 1000));
+    }
+  }
+
   /** The server did not answer: say so, and ask until it does. */
   lost() {
     if (this.away) return;

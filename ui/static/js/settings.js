@@ -1,4 +1,5 @@
-// The sampling values and the system prompt of a conversation; those of a new one are the last ones used.
+// The sampling values and the system prompt of a conversation. A new one begins with the defaults that the reader has
+// set, and otherwise with the last ones used.
 
 export const FIRST = {
   n: 4,
@@ -21,7 +22,7 @@ export class Settings {
   /** Take up a conversation of the API, or null for a new one. */
   use(conversation) {
     this.flush();
-    this.sampling = { ...FIRST, ...(conversation ? conversation.settings : remembered()) };
+    this.sampling = { ...FIRST, ...(conversation ? conversation.settings : { ...stored("sampling"), ...defaults() }) };
     this.systemPrompt = conversation?.system_prompt ?? "";
   }
 
@@ -58,9 +59,22 @@ export class Settings {
   }
 }
 
-function remembered() {
+/** What new conversations begin with, by the reader's wish: n, temperature, max_tokens, as far as they are set. */
+export const defaults = () => stored("defaults");
+
+/** Set one of them; null: as it was used last. */
+export function setDefault(name, value) {
+  const { [name]: _, ...rest } = defaults();
   try {
-    return JSON.parse(localStorage.getItem("sampling") ?? "{}");
+    localStorage.setItem("defaults", JSON.stringify(value === null ? rest : { ...rest, [name]: value }));
+  } catch {
+    // As below.
+  }
+}
+
+function stored(name) {
+  try {
+    return JSON.parse(localStorage.getItem(name) ?? "{}") ?? {};
   } catch {
     return {};
   }

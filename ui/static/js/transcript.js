@@ -1,15 +1,24 @@
 // The chosen branch of a conversation, from its first message to the answers that are open.
 
-import { copyText, count, h, icon, plural, rate, seconds } from "./dom.js";
+import { copyText, h, icon, rate, seconds } from "./dom.js";
+import { t } from "./i18n.js";
 import { MarkdownText } from "./markdown.js";
 import { LETTERS } from "./candidate.js";
 import { Deck, latestOf } from "./deck.js";
+
+/** The message that a new one would answer; undefined while a choice is open. view: as the API gives it, or null. */
+export function leafOf(view) {
+  if (!view?.turns.length) return null;
+  if (view.open_candidates.length) return undefined;
+  const last = view.turns.at(-1).message;
+  return last.role === "assistant" ? last.id : last.parent;
+}
 
 export class Transcript {
   /** actions: {choose, stop, stopAll, regenerate, goOn, edit, switchTo, reopen, earlier, server}. */
   constructor(actions) {
     this.actions = actions;
-    this.element = h("div", { class: "lp-thread", role: "log", "aria-live": "off", "aria-label": "Conversation" });
+    this.element = h("div", { class: "lp-thread", role: "log", "aria-live": "off", "aria-label": t("talk.name") });
     this.rows = new Map(); // what is drawn, by message id
     this.deck = null;
     this.allAnswers = false;
@@ -30,7 +39,7 @@ export class Transcript {
         h(
           "button",
           { class: "lp-btn ghost lp-earlier", type: "button", onclick: () => this.actions.earlier() },
-          `Show ${plural(view.num_earlier, "earlier message")}`,
+          t("talk.earlier", { n: view.num_earlier }),
         ),
       );
     }
@@ -60,6 +69,12 @@ export class Transcript {
     if (this.deck) elements.push(this.deck.element);
     this.rows = fresh;
     this.element.replaceChildren(...elements);
+  }
+
+  /** Lay all answers side by side, those of earlier requests too. */
+  showAll() {
+    this.allAnswers = true;
+    this.show(this.view);
   }
 
   /** The question to keep on top while several answers to it are side by side; null otherwise. */
@@ -99,36 +114,36 @@ export class Transcript {
     const what = turn.message.role === "user" ? "version" : "answer";
     return h(
       "span",
-      { class: "lp-switch", role: "group", "aria-label": `${what} ${place + 1} of ${ids.length}` },
-      h("button", { type: "button", "aria-label": `Previous ${what}`, onclick: go(-1) }, icon("left")),
+      { class: "lp-switch", role: "group", "aria-label": t(`talk.${what}.place`, { place: place + 1, count: ids.length }) },
+      h("button", { type: "button", "aria-label": t(`talk.${what}.previous`), onclick: go(-1) }, icon("left")),
       h("span", {}, `${place + 1} / ${ids.length}`),
-      h("button", { type: "button", "aria-label": `Next ${what}`, onclick: go(1) }, icon("right")),
+      h("button", { type: "button", "aria-label": t(`talk.${what}.next`), onclick: go(1) }, icon("right")),
     );
   }
 
   userRow(turn, timings, place) {
     const { message } = turn;
     const bubble = h("div", { class: "lp-user", dir: "auto" }, message.text);
-    const copy = h("button", { class: "lp-link", type: "button" }, "Copy");
+    const copy = h("button", { class: "lp-link", type: "button" }, t("app.copy"));
     copy.addEventListener("click", () => copyText(message.text, copy));
-    const edit = h("button", { class: "lp-link", type: "button" }, "Edit");
+    const edit = h("button", { class: "lp-link", type: "button" }, t("talk.edit"));
     const known = timings && timings.num_cached_tokens !== null && timings.num_computed_tokens !== null;
     const meta = h(
       "div",
       { class: "lp-meta right" },
       h("span", { class: "lp-quiet-actions" }, copy, edit),
       this.switcher(turn),
-      known && h("span", {}, `${count(timings.num_cached_tokens)} tokens reused, ${count(timings.num_computed_tokens)} computed`),
-      h("span", {}, `turn ${Math.floor(place / 2) + 1}`),
+      known && h("span", {}, t("talk.reused", { reused: timings.num_cached_tokens, computed: timings.num_computed_tokens })),
+      h("span", {}, t("talk.turn", { n: Math.floor(place / 2) + 1 })),
     );
-    const element = h("article", { class: "lp-turn user", "data-id": String(message.id), "aria-label": "You" }, bubble, meta);
+    const element = h("article", { class: "lp-turn user", "data-id": String(message.id), "aria-label": t("talk.you") }, bubble, meta);
     edit.addEventListener("click", () => this.editing(element, message));
     return element;
   }
 
   editing(element, message) {
     const before = [...element.childNodes];
-    const area = h("textarea", { class: "lp-edit", "aria-label": "Edit your message", dir: "auto", rows: "1" });
+    const area = h("textarea", { class: "lp-edit", "aria-label": t("talk.edit.label"), dir: "auto", rows: "1" });
     area.value = message.text;
     const fit = () => {
       area.style.height = "auto";
@@ -152,9 +167,9 @@ export class Transcript {
       h(
         "div",
         { class: "lp-meta right" },
-        h("span", {}, "The old version stays as a branch"),
-        h("button", { class: "lp-btn ghost", type: "button", onclick: cancel }, "Cancel"),
-        h("button", { class: "lp-btn primary", type: "button", onclick: send }, "Send"),
+        h("span", {}, t("talk.edit.note")),
+        h("button", { class: "lp-btn ghost", type: "button", onclick: cancel }, t("app.cancel")),
+        h("button", { class: "lp-btn primary", type: "button", onclick: send }, t("write.send")),
       ),
     );
     fit();
@@ -169,24 +184,24 @@ export class Transcript {
     text.finish();
     if (message.state === "error" || message.state === "interrupted") {
       const interrupted = message.text
-        ? "The server stopped while this was being written. This is what it had."
-        : "The server stopped before it answered.";
+        ? t("talk.interrupted")
+        : t("talk.interrupted.empty");
       body.append(h("p", { class: "lp-problem" }, message.error ?? interrupted));
     }
-    const copy = h("button", { class: "lp-link", type: "button" }, "Copy");
+    const copy = h("button", { class: "lp-link", type: "button" }, t("app.copy"));
     copy.addEventListener("click", () => copyText(message.text, copy));
     const link = (name, run) => h("button", { class: "lp-link", type: "button", onclick: run }, name);
     const continues = this.actions.server.state?.features?.continue_answer !== false;
     const timings = message.timings ?? {};
     const figures = [];
-    if (message.finish_reason === "length") figures.push("cut at the length limit");
-    if (message.finish_reason === "cancelled") figures.push("stopped");
-    if (timings.num_tokens) figures.push(plural(timings.num_tokens, "token"));
+    if (message.finish_reason === "length") figures.push(t("talk.cut"));
+    if (message.finish_reason === "cancelled") figures.push(t("talk.stopped"));
+    if (timings.num_tokens) figures.push(t("tokens", { n: timings.num_tokens }));
     if (timings.tokens_per_s) figures.push(rate(timings.tokens_per_s));
-    if (timings.ttft_s) figures.push(`first ${seconds(timings.ttft_s)}`);
+    if (timings.ttft_s) figures.push(t("unit.first", { time: seconds(timings.ttft_s) }));
     return h(
       "article",
-      { class: "lp-turn assistant", "data-id": String(message.id), "aria-label": "Answer" },
+      { class: "lp-turn assistant", "data-id": String(message.id), "aria-label": t("talk.answer") },
       body,
       h(
         "div",
@@ -194,9 +209,9 @@ export class Transcript {
         turn.siblings.length > 1 && h("b", { class: "lp-letter", style: `--k: var(--c${(message.candidate ?? 0) % 8})` }, LETTERS[message.candidate ?? 0]),
         this.switcher(turn),
         message.text && copy,
-        turn.siblings.length > 1 && link("Compare", () => this.actions.reopen(message.parent)),
-        isLast && message.text && message.finish_reason !== "stop" && continues && link("Continue", () => this.actions.goOn(message.id)),
-        link(message.text ? "Regenerate" : "Try again", () => this.actions.regenerate(message.parent)),
+        turn.siblings.length > 1 && link(t("talk.compare"), () => this.actions.reopen(message.parent)),
+        isLast && message.text && message.finish_reason !== "stop" && continues && link(t("talk.continue"), () => this.actions.goOn(message.id)),
+        link(t(message.text ? "talk.again" : "talk.retry"), () => this.actions.regenerate(message.parent)),
         h("span", { class: "lp-meta-end" }, figures.join(" · ")),
       ),
     );

@@ -1,7 +1,8 @@
 // How full the model's window is, and what the next answers may take of the pool before they are asked for.
 
 import * as api from "./api.js";
-import { count, seconds } from "./dom.js";
+import { seconds } from "./dom.js";
+import { t } from "./i18n.js";
 
 export class WindowCount {
   constructor(header, composer, settings) {
@@ -55,8 +56,8 @@ export class WindowCount {
       return;
     }
     const { num_blocks: blocks, num_moved_blocks: moved, first_token_s: first, total_s: total } = this.price;
-    const moving = moved ? `, ${count(moved)} from other chats` : "";
-    const title = `First token after about ${seconds(first)}${moving}; ${count(kv.num_blocks)} blocks in all`;
-    this.composer.setPrice(`at most ${count(blocks)} blocks${moving} · up to ${seconds(total)}`, title);
+    const moving = moved ? t("write.moving", { n: moved }) : "";
+    const title = t("write.price.title", { time: seconds(first), moving, n: kv.num_blocks });
+    this.composer.setPrice(t("write.price", { n: blocks, moving, time: seconds(total) }), title);
   }
 }
