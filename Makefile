@@ -36,8 +36,9 @@ serve: $(VENV)/.runtime  ## Start the chat server; ARGS="--open --port 8000" is 
 	@$(BIN)/localpaged serve $(ARGS)
 
 test: $(VENV)/.dev  ## Run every test, the browser's too
-	@$(BIN)/python scripts/find_chromium.py --install
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/python scripts/find_program.py chromium --install
+	@$(BIN)/python scripts/find_program.py nginx --install || true
+	@$(BIN)/python scripts/run_tests.py $(ARGS)
 
 test-fast: $(VENV)/.dev  ## Run the tests that need neither a browser nor minutes
 	@$(BIN)/pytest -m 'not slow and not browser' $(ARGS)

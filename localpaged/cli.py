@@ -73,7 +73,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on (7860); 0 takes a free one.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Key that clients must send.")] = None,
     max_request_bytes: Annotated[str | None, typer.Option(help="Largest body of a request (32M).")] = None,
-    request_timeout: Annotated[float | None, typer.Option(help="Seconds between two pieces of a body (30).")] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option(help="Seconds for a request's head and for more of its body (30).")
+    ] = None,
     max_requests: Annotated[int | None, typer.Option(help="API requests at once, waiting ones too (256).")] = None,
     stop_timeout: Annotated[float | None, typer.Option(help="Seconds to finish in at the end (8).")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File that holds the key.")] = None,

@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     allowed_host: list[str] = Field([], description="Further host names the server answers to.")
     allowed_origin: list[str] = Field([], description="Other sites whose pages may call the API.")
     max_request_bytes: Size = Field(32 << 20, description="Largest body of a request, such as 32M.")
-    request_timeout: float = Field(30, gt=0, description="Seconds that may pass between two pieces of a body.")
+    request_timeout: float = Field(30, gt=0, description="Seconds for a request's head, and for more of its body.")
     max_requests: int = Field(
         256, ge=1, description="API requests for answers at once, waiting ones too; more get 429."
     )

@@ -113,9 +113,8 @@ def take_list(browser: Browser, address: str, folder: Path) -> None:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
-    found = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "find_chromium.py")], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, str(ROOT / "scripts" / "find_program.py"), "chromium"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
     with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox"])
         command = [sys.executable, "-m", "localpaged", "serve", "--port", "PORT", "--kv-cache-memory", "1G"]

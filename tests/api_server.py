@@ -20,6 +20,7 @@ from localpaged.models.chat_tokenizer import load_tokenizer
 from localpaged.server import anthropic_api, embeddings_api, ollama_api, openai_api
 from localpaged.server.access import Access
 from localpaged.server.app import AppSettings, create_app
+from localpaged.server.connection import bounded
 from localpaged.server.limits import RequestLimits
 from localpaged.store.store import Store
 
@@ -93,19 +94,21 @@ def serving(
     served_names: list[str] | None = None,
     tokenizer: Any = None,
     limits: RequestLimits | None = None,
+    head_timeout_s: float = 30,
     **access: Any,
 ) -> Iterator[str]:
     """The application with its APIs; yields its address. tokenizer: the engine's, where it is no scripted one."""
     app = application(engine, Store(folder / "chats.db"), served_names, tokenizer, limits, folder, **access)
-    with listening(app) as address:
+    with listening(app, head_timeout_s=head_timeout_s) as address:
         yield address
 
 
 @contextmanager
-def listening(app: Any, port: int = 0) -> Iterator[str]:
+def listening(app: Any, port: int = 0, head_timeout_s: float = 30) -> Iterator[str]:
     """Any application, in a thread; yields its address."""
+    http = bounded(head_timeout_s)
     server = uvicorn.Server(
-        uvicorn.Config(app, port=port, log_level="critical", ws="none", timeout_graceful_shutdown=1)
+        uvicorn.Config(app, port=port, http=http, log_level="critical", ws="none", timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -122,7 +125,7 @@ def serving_default_model(folder: Path, path: Path) -> Iterator[str]:
     """The application on the real engine, with the model of that path as "real"."""
     engine = EngineClient(EngineConfig(model=str(path), name="real", kv_cache_memory=1 << 28))
     with serving(folder, engine, tokenizer=load_tokenizer(path)) as address:
-        wait_until(lambda: httpx.get(f"{address}/health").status_code == 200, 120)
+        wait_until(lambda: httpx.get(f"{address}/health").status_code == 200, 240)
         yield address
 
 

@@ -4,10 +4,10 @@ Environment: FAKE_TOKEN_S (pace), FAKE_LOAD_S, FAKE_LOAD_ERROR, FAKE_API_KEY, FA
 FAKE_PAGE (0: the API alone, which starts sooner).
 """
 
+import contextlib
 import os
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from api_server import PlainTokenizer
@@ -85,8 +85,8 @@ def main() -> None:
     app = create_app(engine, Store(folder / "chats.db"), PlainTokenizer, settings, make_page(), routers)
 
     async def announce() -> None:
-        # The real one ends then; here the page is to be looked at.
-        with suppress(ModelError):
+        # The page is to tell what an engine that cannot start says; the real server ends then.
+        with contextlib.suppress(ModelError):
             await engine.wait_ready()
 
     # uvicorn raises the signal again when it has stopped, as the product expects.

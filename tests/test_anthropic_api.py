@@ -90,15 +90,15 @@ def test_a_stream_has_exactly_anthropics_events(server: str) -> None:
     events = events_of(response)
     assert all(data["type"] == name for name, data in events)
     names = [name for name, _ in events]
-    assert names[:3] == ["message_start", "ping", "content_block_start"]
+    assert names[:3] == ["message_start", "content_block_start", "ping"]
     assert names[3:-3] == ["content_block_delta"] * len(ANSWER)
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     message = events[0][1]["message"]
     assert (message["type"], message["role"], message["model"]) == ("message", "assistant", MODEL)
     assert (message["content"], message["stop_reason"], message["stop_sequence"]) == ([], None, None)
     assert message["usage"]["output_tokens"] == 0
-    assert events[2][1] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-    assert events[1][1] == {"type": "ping"}
+    assert events[1][1] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    assert events[2][1] == {"type": "ping"}
     assert all(set(data["delta"]) == {"type", "text"} and data["index"] == 0 for _, data in events[3:-3])
     assert all(data["delta"]["type"] == "text_delta" for _, data in events[3:-3])
     assert "".join(data["delta"]["text"] for _, data in events[3:-3]) == ANSWER
@@ -291,7 +291,7 @@ def test_an_engine_that_dies_ends_the_answer_with_an_error(tmp_path: Path, strea
             assert (response.status_code, name) == (200, "error")
         else:
             body = response.json()
-            assert response.status_code == 500
+            assert response.status_code == 503
         assert body["type"] == "error" and body["error"]["type"] == "api_error"
         assert "ended unexpectedly" in body["error"]["message"]
 

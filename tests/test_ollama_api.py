@@ -333,7 +333,7 @@ def test_an_engine_that_dies_ends_the_answer_with_an_error(tmp_path: Path, strea
         response = ask(server, stream=stream)
         last = lines_of(response)[-1]
         assert set(last) == {"error"} and "ended unexpectedly" in last["error"]
-        assert response.status_code == (200 if stream else 500)
+        assert response.status_code == (200 if stream else 503)
         assert ask(server).json()["message"]["content"] == ANSWER
 
 

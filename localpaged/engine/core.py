@@ -381,7 +381,8 @@ class EngineCore:
             for sequence in job.request.sequences:
                 self.manager.release(sequence)
             self.scheduler.retire(job.request)
-            message = f"The engine failed on this request: {error}. Try it again; the log has the details."
+            why = str(error) or type(error).__name__
+            message = f"The engine failed on this request: {why}. Try it again; the log has the details."
             code = error.code if isinstance(error, LocalpagedError) else "engine_error"
             events.append(Failed(request_id=request_id, code=code, message=message))
         # What was cached while the step ran may be half written.

@@ -86,9 +86,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if value is not None:
                 _in_range(name, value, 0, MAX_LOGPROBS)
         for token_id, bias in self.logit_bias.items():
-            if not 0 <= token_id <= LARGEST or not math.isfinite(bias):
+            if not 0 <= token_id <= LARGEST or math.isnan(bias):
                 raise InvalidRequestError(
-                    f"logit_bias maps token {token_id} to {bias}: token ids are 0 to {LARGEST}, biases finite numbers.",
+                    f"logit_bias maps token {token_id} to {bias}: token ids are 0 to {LARGEST}, biases numbers.",
                     "logit_bias",
                 )
         if self.structured_outputs is not None:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from localpaged.engine.messages import Admitted, Event
 from localpaged.errors import FeatureAbsentError, LocalpagedError
@@ -19,7 +19,7 @@ from localpaged.server.answer_parser import AnswerParser
 from localpaged.server.anthropic_schema import CountBody, MessagesBody
 from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.error_response import anthropic_error
-from localpaged.server.generation import CLIENT_CLOSED, merge, taken, while_connected, whole
+from localpaged.server.generation import CLIENT_CLOSED, AnswerStream, merge, taken, while_connected, whole
 from localpaged.server.message_writer import MessageWriter, sse
 from localpaged.server.served_model import ServedModel
 
@@ -42,8 +42,8 @@ def router(
         writer = MessageWriter(f"msg_{uuid.uuid4().hex}", model, AnswerParser(tools, thinks))
         events = merge([engine.generate(prompt, params, writer.id, goes_on=bool(begun))])
         if body.stream:
-            return StreamingResponse(
-                stream(await taken(events), writer),
+            return AnswerStream(
+                stream(await taken(request, events), writer),
                 media_type="text/event-stream",
                 headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},
             )
@@ -69,8 +69,7 @@ async def stream(events: AsyncIterator[tuple[int, Event]], writer: MessageWriter
         async for _, event in events:
             text = writer.answer.take(event)
             if isinstance(event, Admitted):
-                for written in writer.begin():
-                    yield written
+                yield writer.begin()
             for written in writer.take(text):
                 yield written
     except LocalpagedError as error:

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from localpaged import __version__
@@ -30,9 +30,11 @@ from localpaged.server import chat_api, kv_api, login, no_kv_api, responses_api,
 from localpaged.server.access import Access
 from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.error_response import error_response
+from localpaged.server.generation import CLIENT_CLOSED, ClientGoneError
 from localpaged.server.history import Tokenizer
 from localpaged.server.jobs import ConversationBusyError, JobManager
 from localpaged.server.limits import Gate, LimitsMiddleware, RequestLimits
+from localpaged.server.linger import LingerMiddleware
 from localpaged.server.remote_engine import RemoteEngine
 from localpaged.server.request_log import RequestLogMiddleware
 from localpaged.server.security import SecurityMiddleware
@@ -115,6 +117,7 @@ def create_app(
     app.state.store = store
     app.add_exception_handler(LocalpagedError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    app.add_exception_handler(ClientGoneError, lambda *_: Response(status_code=CLIENT_CLOSED))
     origins = sorted(settings.access.allowed_origins)
     # Within the guard, so that who may not come in is not counted; within CORS, so that pages can read the refusal.
     app.add_middleware(LimitsMiddleware, limits=settings.limits, gate=app.state.gate)
@@ -126,6 +129,7 @@ def create_app(
         page_body=page.body if page else "",
     )
     app.add_middleware(RequestLogMiddleware)
+    app.add_middleware(LingerMiddleware)
 
     @app.get("/health", **HEALTH)
     async def health() -> JSONResponse:

@@ -5,14 +5,17 @@ Knows nothing of how an API writes its answers.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished, Prefilled
 from localpaged.errors import (
+    EngineDeadError,
     FeatureAbsentError,
     InvalidRequestError,
     LocalpagedError,
@@ -26,9 +29,29 @@ from localpaged.errors import (
 T = TypeVar("T")
 
 WITH_FIELD = {kind.code: kind for kind in (InvalidRequestError, PromptTooLongError, FeatureAbsentError)}
-WITHOUT_FIELD = {kind.code: kind for kind in (RemoteError, RemoteAwayError, RemoteBusyError, ModelError)}
+WITHOUT_FIELD = {
+    kind.code: kind for kind in (RemoteError, RemoteAwayError, RemoteBusyError, ModelError, EngineDeadError)
+}
 
 CLIENT_CLOSED = 499
+TAKEN = "localpaged.taken"  # in a request's scope: the events of its answer
+
+
+class ClientGoneError(Exception):
+    """The client went away before its request's turn came; nobody reads an answer."""
+
+
+class AnswerStream(StreamingResponse):
+    """A stream of what taken() took, which is closed with it, whatever ended it: what still runs is cancelled."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # A client that went away in the middle of a piece leaves generators that wait to be asked for the next.
+            for source in (self.body_iterator, scope.get(TAKEN)):
+                if isinstance(source, AsyncGenerator):
+                    await source.aclose()
 
 
 @dataclass(slots=True)
@@ -153,31 +176,32 @@ async def gathered(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes,
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def taken(events: AsyncGenerator[tuple[int, Event], None]) -> AsyncIterator[tuple[int, Event]]:
+async def taken(request: Request, events: AsyncGenerator[tuple[int, Event], None]) -> AsyncIterator[tuple[int, Event]]:
     """The events, once the first of them tells that the engine takes the request.
 
-    Until then there is still a status code to refuse it with: raises what a Failed event stands for.
+    Until then there is still a status code to refuse it with: raises what a Failed event stands for, and
+    ClientGoneError where the client did not wait for its turn. An AnswerStream closes them.
     """
-    index, first = await anext(events)
+    request.scope[TAKEN] = events
+    begun = await while_connected(request, anext(events))
+    if begun is None:
+        await events.aclose()
+        raise ClientGoneError
+    index, first = begun
     if isinstance(first, Failed):
         await events.aclose()
         raise as_error(first)
     return _resume(index, first, events)
 
 
-async def _resume(
-    index: int, first: Event, rest: AsyncGenerator[tuple[int, Event], None]
-) -> AsyncIterator[tuple[int, Event]]:
-    """The rest of a stream with its first event put back; closing it closes the rest."""
-    try:
-        yield index, first
-        async for item in rest:
-            yield item
-    finally:
-        await rest.aclose()
+async def _resume(index: int, first: Event, rest: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[tuple[int, Event]]:
+    """The rest of a stream with its first event put back."""
+    yield index, first
+    async for item in rest:
+        yield item
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def while_connected(request: Request, work: Awaitable[T]) -> T | None:
     """Do the work, or drop it when the client goes away first (None)."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))

@@ -5,6 +5,7 @@ text so far is stored, and their KV kept, so that they can be continued. A secon
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from socket import socket
@@ -13,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from localpaged.errors import ModelError
+from localpaged.server.connection import bounded
 from localpaged.server.jobs import JobManager
 from localpaged.server.limits import Gate
 
@@ -22,11 +24,21 @@ CLOSE_TIMEOUT_S = 1
 
 
 class GracefulServer(uvicorn.Server):
-    """announce: awaited once it listens; it ends the server when it raises ModelError."""
+    """announce: awaited once it listens; it ends the server when it raises ModelError.
 
-    def __init__(self, app: FastAPI, announce: Callable[[], Awaitable[None]], stop_timeout_s: float) -> None:
+    head_timeout_s: for the head of a request.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        announce: Callable[[], Awaitable[None]],
+        stop_timeout_s: float,
+        head_timeout_s: float = 30.0,
+    ) -> None:
         config = uvicorn.Config(
             app,
+            http=bounded(head_timeout_s),
             log_config=None,
             log_level="warning",
             timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
@@ -51,7 +63,12 @@ class GracefulServer(uvicorn.Server):
             server.close()
         deadline = time.monotonic() + self._stop_timeout_s
         if self._num_running:
-            print(f"Stopping, when {self._num_running} running requests have ended, or in {self._stop_timeout_s:g} s")
+            # Where this goes to a file on a full disk it is not said; the server stops all the same.
+            with contextlib.suppress(OSError):
+                told = (
+                    f"Stopping, when {self._num_running} running requests have ended, or in {self._stop_timeout_s:g} s"
+                )
+                print(told, flush=True)
         while self._num_running and time.monotonic() < deadline and not self.force_exit:
             await asyncio.sleep(POLL_S)
         await super().shutdown(sockets)

@@ -5,6 +5,7 @@ runs, partial answers once a second, the ends at once.
 """
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
@@ -61,6 +62,7 @@ class JobManager:
         self._jobs: dict[str, Job] = {}
         self._running: dict[int, Job | None] = {}  # by conversation; None while a job is being made
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closing = False
 
     def get(self, job_id: str) -> Job | None:
         """A job that runs, or ended a short while ago."""
@@ -158,7 +160,8 @@ class JobManager:
                 await self._engine.cancel(job_id, index)
 
     async def close(self) -> None:
-        """Interrupt what runs; the text so far is stored."""
+        """Interrupt what runs; the text so far is stored, with one more try where the disk refuses."""
+        self._closing = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -309,10 +312,15 @@ class JobManager:
                     await self._store.do(self._chats.delete_messages, [message.id for message in superfluous])
                 return
             except StoreError as error:
+                if self._closing:
+                    logger.error("job %s: the end of its answers could not be stored. %s", job.id, error)
+                    return
                 if not warned:
                     job.append({"type": "unsaved", "message": str(error)})
                 warned = True
-                await asyncio.sleep(2)
+                # close() wakes it for the last try.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(2)
             except NotFoundError:
                 return  # The conversation was deleted meanwhile.
 

@@ -5,6 +5,7 @@ Sources: RFC 9110, sections 15.5.9 (408) and 15.5.14 (413); RFC 6585, section 4 
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -27,11 +28,15 @@ ANSWER_PATHS = frozenset(
 )
 IMPORT_PATH = "/api/import"
 RETRY_AFTER_S = 5
+# A body that drips in would hold its place for as long as it likes.
+MIN_BYTES_PER_S = 500
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """max_body_bytes of one request; body_timeout_s between two pieces of it.
+    """max_body_bytes of one request; body_timeout_s between two pieces of it, and for all of them.
+
+    Every MIN_BYTES_PER_S of a body that have come give it another second.
 
     max_requests: for answers of the APIs, running and waiting together; the page's are one a conversation
     """
@@ -88,17 +93,23 @@ class LimitsMiddleware:
         declared = Headers(scope=scope).get("content-length", "0")
         num_bytes = int(declared) if declared.isdigit() else 0
         pieces: list[bytes] = []
+        num_come, begun_at = 0, time.monotonic()
         while num_bytes <= limits.max_body_bytes:
+            left_s = limits.body_timeout_s + num_come / MIN_BYTES_PER_S - (time.monotonic() - begun_at)
             try:
-                message = await asyncio.wait_for(receive(), limits.body_timeout_s)
+                message = await asyncio.wait_for(receive(), min(limits.body_timeout_s, left_s))
             except TimeoutError:
-                told = f"Nothing more of the body came for {limits.body_timeout_s:g} s. Send it again."
+                told = (
+                    f"Nothing more of the body came for {limits.body_timeout_s:g} s, or fewer than {MIN_BYTES_PER_S} "
+                    "bytes a second. Send it again."
+                )
                 await error_response(path, 408, "request_timeout", told)(scope, receive, send)
                 return
             if message["type"] == "http.disconnect":
                 return
             pieces.append(message.get("body", b""))
-            num_bytes = max(num_bytes, sum(map(len, pieces)))
+            num_come += len(pieces[-1])
+            num_bytes = max(num_bytes, num_come)
             if not message.get("more_body", False):
                 break
         if num_bytes > limits.max_body_bytes:

@@ -40,10 +40,9 @@ class MessageWriter:
         content += [_call(call) | {"input": json.loads(call.arguments)} for call in part.calls]
         return self._message(content)
 
-    def begin(self) -> Iterator[str]:
-        """The stream's first events."""
-        yield sse("message_start", message=self._message([]))
-        yield sse("ping")
+    def begin(self) -> str:
+        """The stream's first event."""
+        return sse("message_start", message=self._message([]))
 
     def take(self, text: str) -> Iterator[str]:
         """The events of a further piece."""
@@ -53,7 +52,7 @@ class MessageWriter:
         """The events at the answer's end."""
         yield from self._tell(self._parser.take("", ended=True))
         if self._num_blocks == 0 and self._open is None:
-            yield from self._begin_block("text")
+            yield from self._begin_block("text", _block("text"))
         yield from self._end_block()
         yield sse("message_delta", delta=self._end(), usage=self._usage())
         yield sse("message_stop")
@@ -63,20 +62,21 @@ class MessageWriter:
             if piece:
                 if self._open != kind:
                     yield from self._end_block()
-                    yield from self._begin_block(kind)
+                    yield from self._begin_block(kind, _block(kind))
                 field, delta = GROWING[kind]
                 yield sse("content_block_delta", index=self._num_blocks, delta={"type": delta, field: piece})
         for call in part.calls:
             yield from self._end_block()
-            self._open = "tool_use"
-            yield sse("content_block_start", index=self._num_blocks, content_block=_call(call) | {"input": {}})
+            yield from self._begin_block("tool_use", _call(call) | {"input": {}})
             arguments = {"type": "input_json_delta", "partial_json": call.arguments}
             yield sse("content_block_delta", index=self._num_blocks, delta=arguments)
             yield from self._end_block()
 
-    def _begin_block(self, kind: str) -> Iterator[str]:
+    def _begin_block(self, kind: str, block: dict[str, Any]) -> Iterator[str]:
         self._open = kind
-        yield sse("content_block_start", index=self._num_blocks, content_block=_block(kind))
+        yield sse("content_block_start", index=self._num_blocks, content_block=block)
+        if self._num_blocks == 0:
+            yield sse("ping")
 
     def _end_block(self) -> Iterator[str]:
         if self._open is not None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from localpaged import __version__
 from localpaged.engine.messages import Event, ModelInfo
@@ -25,7 +25,7 @@ from localpaged.errors import InvalidRequestError, LocalpagedError, ModelNotFoun
 from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.answer_parser import AnswerParser, Part
 from localpaged.server.engine_handle import EngineHandle, RemoteModel
-from localpaged.server.generation import CLIENT_CLOSED, Answer, merge, taken, while_connected, whole
+from localpaged.server.generation import CLIENT_CLOSED, Answer, AnswerStream, merge, taken, while_connected, whole
 from localpaged.server.ollama_schema import ChatBody, GenerateBody, GenerationBody, Options, ShowBody
 from localpaged.server.served_model import ServedModel
 
@@ -190,8 +190,8 @@ async def answer(
     growing, parser = Answer(), AnswerParser(tools, thinks)
     events = merge([engine.generate(prompt, params, f"ollama-{uuid.uuid4().hex}", goes_on=goes_on)])
     if body.streams:
-        lines = stream(await taken(events), growing, parser, body.model, piece, clock)
-        return StreamingResponse(
+        lines = stream(await taken(request, events), growing, parser, body.model, piece, clock)
+        return AnswerStream(
             lines,
             media_type="application/x-ndjson",
             headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},

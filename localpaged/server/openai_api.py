@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from localpaged.engine.messages import Admitted, Delta, Event, Failed, Finished
 from localpaged.engine.prompt import Prompt
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.models.chat_tokenizer import ChatTokenizer
 from localpaged.server.engine_handle import EngineHandle
-from localpaged.server.generation import CLIENT_CLOSED, as_error, gathered, merge, taken, while_connected
+from localpaged.server.generation import CLIENT_CLOSED, AnswerStream, as_error, gathered, merge, taken, while_connected
 from localpaged.server.openai_choice import ChatChoice, CompletionChoice, Usage
 from localpaged.server.openai_schema import ChatBody, CompletionBody, SamplingBody, StreamOptions
 from localpaged.server.served_model import ServedModel, TokenNames
@@ -115,8 +115,8 @@ async def answer(
     if body.stream:
         options = body.stream_options or StreamOptions()
         head["object"] = shape.chunk_object
-        chunks = stream(await taken(events), head, params.n, choices, options)
-        return StreamingResponse(
+        chunks = stream(await taken(request, events), head, params.n, choices, options)
+        return AnswerStream(
             gathered(chunks),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},

@@ -13,14 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from localpaged.engine.messages import Event, Failed, Finished
 from localpaged.engine.prompt import ChatPrompt, Prompt
 from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import InvalidRequestError, LocalpagedError
 from localpaged.server.engine_handle import EngineHandle
-from localpaged.server.generation import CLIENT_CLOSED, Answer, as_error, merge, while_connected
+from localpaged.server.generation import CLIENT_CLOSED, Answer, AnswerStream, as_error, merge, while_connected
 from localpaged.server.history import build_prompt, chat_messages
 from localpaged.server.job import Job
 from localpaged.server.jobs import JobManager, lease_id_of, title_of
@@ -120,7 +120,7 @@ def router(
             await progress.aclose()
             return Response(status_code=CLIENT_CLOSED)
         if body.stream:
-            return StreamingResponse(
+            return AnswerStream(
                 _stream(writer, progress),
                 media_type="text/event-stream",
                 headers={"X-Accel-Buffering": "no", "Cache-Control": "no-cache"},

@@ -28,6 +28,7 @@ from localpaged.models.locate import LocatedModel, locate_model
 from localpaged.server import anthropic_api, embeddings_api, metrics, ollama_api, openai_api
 from localpaged.server.access import Access, check_bind
 from localpaged.server.app import AppSettings, Page, create_app
+from localpaged.server.connection import notice_dead_peers
 from localpaged.server.engine_handle import RemoteModel
 from localpaged.server.graceful_server import GracefulServer
 from localpaged.server.limits import RequestLimits
@@ -64,7 +65,12 @@ def serve(settings: Settings, page: Callable[[], Page], open_browser: bool = Fal
     try:
         app = build_app(settings, model, store, access, engine, page())
         address = f"http://{_shown_host(settings.host)}:{listener.getsockname()[1]}"
-        server = GracefulServer(app, lambda: _announce(address, engine, model, open_browser), settings.stop_timeout)
+        server = GracefulServer(
+            app,
+            lambda: _announce(address, engine, model, open_browser),
+            settings.stop_timeout,
+            settings.request_timeout,
+        )
         server.run(sockets=[listener])
     finally:
         if isinstance(engine, EngineClient):
@@ -138,6 +144,7 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    notice_dead_peers(listener)
     try:
         listener.bind((host.strip("[]"), port))
     except OSError as error:

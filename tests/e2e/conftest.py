@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from server_process import ServerProcess, real, scripted
 
 ROOT = Path(__file__).parent.parent.parent
@@ -22,9 +22,14 @@ FLAGS = [
 ]
 
 
+# Other work may keep the machine busy.
+expect.set_options(timeout=20_000)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    found = subprocess.run([sys.executable, str(ROOT / "scripts" / "find_chromium.py")], capture_output=True, text=True)
+    command = [sys.executable, str(ROOT / "scripts" / "find_program.py"), "chromium"]
+    found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode:
         # Under plain pytest only: `make test` installs a browser first, and fails where it cannot. -ra shows why.
         pytest.skip(found.stderr.strip())
