@@ -8,6 +8,8 @@ import pytest
 from fakes import FakeEngine
 from job_helpers import FOUR, ONE, answers, finished, running, until
 
+from localpaged.store.conversation_search import search_conversations
+
 REAL = time.time
 DAY_S = 86400.0
 
@@ -58,7 +60,7 @@ def test_turns_stay_in_their_order_when_the_clock_jumps_between_them(
                 parent = job.candidates[0].message.id
             shown = [turn.message for turn in store.conversations.branch(conversation.id).turns]
             assert [message.text for message in shown[::2]] == ["turn 0", "turn 1", "turn 2"]
-            assert [hit.conversation.id for hit in store.conversations.search()] == [conversation.id]
+            assert [hit.conversation.id for hit in search_conversations(store.conversations)] == [conversation.id]
 
     asyncio.run(run())
 

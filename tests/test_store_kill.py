@@ -14,11 +14,13 @@ from localpaged.store.store import Store
 WRITER = """
 import sys
 from pathlib import Path
+from localpaged.store.conversation_search import search_conversations
 from localpaged.store.store import Store
 
 store = Store(Path(sys.argv[1]))
 chats = store.conversations
-conversation = chats.search()[0].conversation if chats.search() else chats.create("kill me")
+found = search_conversations(chats)
+conversation = found[0].conversation if found else chats.create("kill me")
 branch = chats.branch(conversation.id)
 parent = branch.turns[-1].message.id if branch.turns else None
 if branch.turns and branch.turns[-1].message.role == "user":
