@@ -2,20 +2,27 @@
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Header, Request
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
 from localpaged import __version__
-from localpaged.engine.sampling_params import SamplingParams
 from localpaged.errors import LocalpagedError
 from localpaged.server.access import Access
+from localpaged.server.chat_schema import (
+    Again,
+    ConversationChange,
+    Draft,
+    MessageIds,
+    NewConversation,
+    NewMessage,
+    Sampling,
+    StopSome,
+)
 from localpaged.server.engine_handle import EngineHandle
 from localpaged.server.history import Tokenizer, branch_token_ids, build_prompt
 from localpaged.server.job import Job
@@ -40,76 +47,8 @@ from localpaged.store.message import Conversation, Message, NotFoundError
 from localpaged.store.store import Store
 
 WINDOW = 60  # messages of a branch in one answer
-MAX_TEXT_CHARS = 2_000_000
 # The engine answers between steps; the list of conversations does not wait for a long one.
 RESIDENCY_TIMEOUT_S = 0.1
-
-
-class Body(BaseModel):
-    """A request body; a field that is not known is an error."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Sampling(Body):
-    """The controls of the page. Values out of range are refused by SamplingParams."""
-
-    n: int = Field(default=1, ge=1, le=8)
-    temperature: float = 0.8
-    top_p: float = 0.95
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    max_tokens: int | None = 512
-    seed: int | None = None
-
-    def params(self) -> SamplingParams:
-        """With a seed in any case, so that what is shown can be drawn again."""
-        values = self.model_dump()
-        if values["seed"] is None:
-            values["seed"] = secrets.randbelow(10_000)
-        return SamplingParams(**values)
-
-
-class NewConversation(Body):
-    title: str = Field(default="", max_length=300)
-    system_prompt: str = Field(default="", max_length=MAX_TEXT_CHARS)
-    settings: dict[str, Any] = {}
-
-
-class ConversationChange(Body):
-    title: str | None = Field(default=None, max_length=300)
-    system_prompt: str | None = Field(default=None, max_length=MAX_TEXT_CHARS)
-    settings: dict[str, Any] | None = None
-    pinned: bool | None = None
-    archived: bool | None = None
-
-
-class NewMessage(Body):
-    parent: int | None
-    text: str = Field(max_length=MAX_TEXT_CHARS)
-    sampling: Sampling = Sampling()
-
-
-class Again(Body):
-    sampling: Sampling = Sampling()
-
-
-class StopSome(Body):
-    candidates: list[int] | None = None
-
-
-class MessageIds(Body):
-    ids: list[int]
-
-
-class Draft(Body):
-    """A message that is being written; conversation is None before the first one is sent."""
-
-    conversation: int | None = None
-    parent: int | None = None
-    text: str = Field(default="", max_length=MAX_TEXT_CHARS)
-    system_prompt: str = Field(default="", max_length=MAX_TEXT_CHARS)
 
 
 def router(

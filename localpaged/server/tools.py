@@ -54,8 +54,9 @@ class Tools:
                     "tools",
                 )
         if self.choice not in ("none", "auto") and not self.callable:
-            known = ", ".join(function.name for function in self.functions) or "none"
-            raise InvalidRequestError(f"tool_choice asks for a function that is not in tools: {known}.", "tool_choice")
+            known = ", ".join(function.name for function in self.functions)
+            remedy = f"Name one of {known}." if known else "Give the functions in tools."
+            raise InvalidRequestError(f"tool_choice asks for a function that is not in tools. {remedy}", "tool_choice")
 
     @property
     def callable(self) -> tuple[Function, ...]:

@@ -187,7 +187,10 @@ def _members(data: bytes, losses: Losses) -> Iterator[tuple[str, bytes]]:
                     )
                 room -= len(member)
                 yield name, member
+    except InvalidRequestError:
+        raise
+    # All that zipfile raises for an archive that is damaged, cut off, or made to mislead.
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError) as error:
-        if isinstance(error, InvalidRequestError):
-            raise
-        raise InvalidRequestError(f"The zip archive cannot be read: {error}.", "body") from error
+        raise InvalidRequestError(
+            f"The zip archive cannot be read: {error}. Export it again, or unpack it and import the file in it.", "body"
+        ) from error

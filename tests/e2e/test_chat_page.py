@@ -55,6 +55,11 @@ def test_wide_content_stays_in_its_place(open_page: Callable[..., Page], fake_se
         page.wait_for_selector(".lp-frame")
         assert page.evaluate("document.documentElement.dataset.theme") == "light"
         assert overflowing(page) == []
+    # On the telephone the empty page begins at its beginning, and no note is squeezed to a letter a line.
+    expect(page.locator(".lp-empty h2")).to_be_in_viewport()
+    for note in page.locator(".lp-command span").all():
+        box = note.bounding_box()
+        assert box is not None and box["width"] > box["height"]
     ask(page, "wide " + "w" * 500, answers=4)
     wait_for_choice(page)
     for width, height in sizes:

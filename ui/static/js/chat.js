@@ -151,7 +151,6 @@ export class Chat {
     this.view = view;
     this.header.setTitle(view?.conversation.title ?? "", Boolean(view));
     this.showMiddle();
-    this.scroller.anchor = this.transcript.anchor();
     if (view?.job && this.job?.id !== view.job.id) this.attach(view.job);
     this.showMode();
     this.countSoon(0);
@@ -161,6 +160,7 @@ export class Chat {
   showMiddle() {
     if (this.view?.turns.length) this.transcript.show(this.view);
     else this.transcript.clear(emptyPage(this.server.state, (text) => this.composer.set(text)));
+    this.scroller.anchor = this.transcript.anchor();
   }
 
   /** Do something that answers with a view, and show that. */

@@ -77,9 +77,10 @@ export class Transcript {
     this.show(this.view);
   }
 
-  /** The question to keep on top while several answers to it are side by side; null otherwise. */
+  /** What to keep on top: the question while several answers to it are side by side, or a page that is read from its beginning; else null. */
   anchor() {
-    if (!this.deck || this.deck.cards.length < 2) return null;
+    if (!this.deck) return this.element.querySelector(":scope > .lp-empty");
+    if (this.deck.cards.length < 2) return null;
     return this.element.querySelector(":scope > .lp-turn.user:nth-last-child(2)");
   }
 
