@@ -185,8 +185,37 @@ def test_a_prompt_that_is_too_long_leaves_nothing_behind(server: str, client: Op
     kept = client.responses.create(model=MODEL, input="Name a boat.")
     with pytest.raises(BadRequestError, match="window"):
         client.responses.create(model=MODEL, input="boat " * 3000, previous_response_id=kept.id)
-    shown = httpx.get(f"{server}/api/conversations/{conversations(server)[0]['id']}").json()
-    assert len(shown["turns"]) == 2
+    several: Any = [{"role": role, "content": "boat " * 3000} for role in ("user", "assistant", "user")]
+    with pytest.raises(BadRequestError, match="window"):
+        client.responses.create(model=MODEL, input=several, previous_response_id=kept.id)
+    newest = conversations(server)[0]["id"]
+    assert len(httpx.get(f"{server}/api/conversations/{newest}").json()["turns"]) == 2
+    assert len(httpx.get(f"{server}/api/conversations/{newest}/tree").json()["messages"]) == 2
+
+
+def test_a_second_answer_at_once_in_one_conversation_is_refused_and_leaves_nothing(
+    server: str, engine: ApiEngine
+) -> None:
+    first = post(server).json()["id"]
+    conversation = conversations(server)[0]["id"]
+    hold = asyncio.Event()
+    engine.hold = hold
+    try:
+        body = {"input": "A", "previous_response_id": first, "stream": True}
+        with httpx.stream("POST", f"{server}/v1/responses", json=body) as running:
+            # Kept: a connection is closed with its iterator.
+            lines = running.iter_lines()
+            next(lines)
+            tree = httpx.get(f"{server}/api/conversations/{conversation}/tree").json()
+            refused = post(server, input="B", previous_response_id=first)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conversation_busy")
+            after = httpx.get(f"{server}/api/conversations/{conversation}/tree").json()
+            assert [m["id"] for m in after["messages"]] == [m["id"] for m in tree["messages"]]
+            assert [m["chosen"] for m in after["messages"]] == [m["chosen"] for m in tree["messages"]]
+    finally:
+        engine.hold = None
+        hold.set()
+    wait_until(lambda: httpx.get(f"{server}/api/conversations/{conversation}").json()["job"] is None)
 
 
 @pytest.mark.parametrize("stream", [False, True])

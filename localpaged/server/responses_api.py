@@ -65,14 +65,19 @@ def router(
             conversation = await store.do(mine.get, before.conversation)
         parent = before.id if before is not None else None
         user = await store.do(mine.add_turns, conversation.id, parent, turns)
-        return await jobs.regenerate(user.id, params, system_prompt)
+        try:
+            return await jobs.regenerate(user.id, params, system_prompt)
+        except InvalidRequestError:
+            await forget(mine, user, before)
+            raise
 
-    async def forget(mine: Conversations, job: Job, before: Message | None) -> None:
-        """Take back what a request stored that was refused."""
+    async def forget(mine: Conversations, user: Message, before: Message | None) -> None:
+        """Take back what a request stored that was refused: all from its first turn to user, and what is under it."""
         if before is None:
-            await store.do(mine.delete, job.conversation_id)
+            await store.do(mine.delete, user.conversation)
         else:
-            await store.do(mine.delete_messages, [job.user.id])
+            ids = [message.id for message in await store.do(mine.path_to, user.id)]
+            await store.do(mine.delete_messages, [ids[ids.index(before.id) + 1]])
 
     async def prompt_of(system_prompt: str, path: list[Message]) -> Prompt:
         if tokenizer_provider is None:
@@ -114,7 +119,7 @@ def router(
             first = await while_connected(request, anext(progress))
         except InvalidRequestError:
             if body.keeps:
-                await forget(mine, job, before)
+                await forget(mine, job.user, before)
             raise
         if first is None:
             await progress.aclose()
@@ -141,7 +146,7 @@ def router(
         body = ResponsesBody(
             input=user.text,
             instructions=conversation.system_prompt or None,
-            previous_response_id=response_id_of(before) if before is not None else None,
+            previous_response_id=response_id_of(before) if before is not None and before.role == "assistant" else None,
             **{name: sampling.get(name) for name in ("temperature", "top_p")},
             max_output_tokens=sampling.get("max_tokens"),
         )
