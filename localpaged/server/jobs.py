@@ -71,6 +71,11 @@ class JobManager:
     def running_in(self, conversation_id: int) -> Job | None:
         return self._running.get(conversation_id)
 
+    def check_free(self, conversation_id: int) -> None:
+        """Raises ConversationBusyError while a conversation is answering, or about to."""
+        if conversation_id in self._running:
+            raise ConversationBusyError(BUSY, "conversation")
+
     def running_conversations(self) -> list[int]:
         return list(self._running)
 

@@ -62,6 +62,7 @@ def router(
         if before is None:
             conversation = await store.do(mine.create, title_of(turns[-1][1]), system_prompt)
         else:
+            jobs.check_free(before.conversation)
             conversation = await store.do(mine.get, before.conversation)
         parent = before.id if before is not None else None
         user = await store.do(mine.add_turns, conversation.id, parent, turns)
