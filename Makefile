@@ -35,6 +35,7 @@ setup: $(VENV)/.runtime  ## Make .venv, install, fetch the default model
 serve: $(VENV)/.runtime  ## Start the chat server; ARGS="--open --port 8000" is passed on
 	@$(BIN)/localpaged serve $(ARGS)
 
+# Without nginx the proxy's tests are skipped, which their summary says; without a browser nothing runs.
 test: $(VENV)/.dev  ## Run every test, the browser's too
 	@$(BIN)/python scripts/find_program.py chromium --install
 	@$(BIN)/python scripts/find_program.py nginx --install || true

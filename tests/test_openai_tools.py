@@ -154,6 +154,11 @@ def test_a_required_call_follows_its_schema_in_every_choice(real: OpenAI) -> Non
         (call,) = choice.message.tool_calls or []
         check_weather(call)
     made = real.chat.completions.create(
+        model="real", messages=MESSAGES, tools=[CLOCK], tool_choice="required", parallel_tool_calls=False
+    )
+    (call,) = made.choices[0].message.tool_calls or []
+    assert (call.function.name, json.loads(call.function.arguments)) == ("clock", {})
+    made = real.chat.completions.create(
         model="real", messages=MESSAGES, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False
     )
     (call,) = made.choices[0].message.tool_calls or []

@@ -20,13 +20,19 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 WHITESPACE = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,12}"}}
 
 
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
-    """parameters: the JSON schema of its arguments. strict: they must follow it wherever it is called."""
+    """parameters: the JSON schema of its arguments, of which there are none where it is left out, as OpenAI has it.
+
+    strict: they must follow it wherever it is called.
+    """
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: dict[str, Any] = field(default_factory=lambda: dict(NO_ARGUMENTS))
     strict: bool = False
 
     def as_tool(self) -> dict[str, Any]:
